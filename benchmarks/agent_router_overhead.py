@@ -17,7 +17,8 @@ import time
 import tracemalloc
 from collections.abc import Iterator
 
-from common import percentile, print_table, write_results, zipf_requests
+from common import percentile, print_table, zipf_requests
+from result_files import write_results
 from warmprefix import ContextBlock
 from warmprefix_routing import Agent, AgentRouter
 

@@ -35,7 +35,8 @@ from agent_arms import ARMS, MAIN, OURS, RouterArm
 from agent_engines import Kill, Run, Sessions, roomy, simulate
 from agent_http import measure_http
 from agent_workloads import GENERATED, load
-from common import percentile, print_table, write_results
+from common import percentile, print_table
+from result_files import write_results
 from traces import given_files
 
 __all__ = ["SETTINGS", "Cell", "cells", "measure", "table", "verdicts"]
@@ -46,6 +47,14 @@ HOT = ("ragpulse_rag", "generated_topics", "generated_single")
 FEWER = 1_000
 """Requests of a trace in the settings that are about something else than its documents."""
 BASE = "round robin"
+SHOWN = (
+    "documents_computed_percent",
+    "documents_ratio",
+    "read_mean_ms",
+    "read_ratio",
+    "worst_max_over_mean",
+)
+"""What is written of a way; the rest is only printed."""
 SPREAD = ("hash", "affinity without a bound", OURS)
 """Ways to give out one hot document."""
 
@@ -247,7 +256,7 @@ def main() -> None:
     print(f"{time.perf_counter() - started:.0f} s in all")
     whole = options.limit is None and options.only == list(SETTINGS) and _complete(http)
     if whole and set(map(_stem, paths)) >= set(REPORTED):
-        write_results("agent_routing", {"simulated": rows, "http": http, "eps": RouterArm.eps})
+        write_results("agent_routing", {"simulated": [*map(shown, rows)], "http": http})
 
 
 def measure_chain(count: int, agents: int) -> list[dict[str, Any]]:
@@ -269,6 +278,11 @@ def table(rows: Sequence[dict[str, Any]], agents: int) -> str:
             cells = [f"{arm['documents_ratio']:.2f} / {arm['worst_max_over_mean']:.2f}" for arm in arms]
             lines.append(f"| {' | '.join([row['workload'].removesuffix(', one hot document'), *cells])} |")
     return "\n".join(lines)
+
+
+def shown(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row with the numbers that pages show."""
+    return {**row, "arms": {name: {field: arm[field] for field in SHOWN} for name, arm in row["arms"].items()}}
 
 
 def _complete(http: Sequence[dict[str, Any]]) -> bool:

@@ -29,7 +29,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
-from common import percentile, print_table, write_rows
+from common import percentile, print_table
+from result_files import write_rows
 from warmprefix_requests import RewriteLevel, restored, rewrite
 
 try:

@@ -45,8 +45,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common import measured_all, print_table, size, write_results, zipf_requests
+from common import print_table, size, zipf_requests
 from exact import fewest_prefilled, fewest_prefilled_of_all, small_batches
+from result_files import measured_all, write_results
 from traces import generated, given_files, reported_k, trace_of
 from warmprefix import ContextPlanner
 from warmprefix.annotate import Annotate, Templates, has_labels
@@ -130,8 +131,8 @@ def main() -> None:
     small = measure_small(planners)
     print_small(small)
     whole = paths and peer and options.limit is None and options.budget == 10
-    if whole and measured_all("batch_quality", "traces", "trace", rows):
-        write_results("batch_quality", {"floors_percent": FLOORS, "traces": rows, "small_batches": small})
+    if whole and measured_all("batch_quality_traces", "trace", rows):
+        write_results("batch_quality", {"traces": rows, "small_batches": small})
     if options.check:
         below = [*chain.from_iterable(map(falls_short, rows)), *small_falls_short(small)]
         print("\n".join([f"\n{OURS} falls short:", *below]) if below else f"\n{OURS} falls short nowhere.")

@@ -27,7 +27,8 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
-from common import print_table, write_results
+from common import print_table
+from result_files import write_results
 from warmprefix import BatchPlan, BatchRequest, ContextPlanner
 from warmprefix.batch.planners import Placed, Progress
 from warmprefix_openai import BatchRunner

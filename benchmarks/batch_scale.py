@@ -46,7 +46,8 @@ from importlib.util import find_spec
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
-from common import print_table, write_results, zipf_requests
+from common import print_table, zipf_requests
+from result_files import write_results
 
 K = 15
 SIZES = (1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000)
@@ -71,7 +72,6 @@ def main() -> None:
         way, generator, requests = options.measure
         print(json.dumps(WAYS[way](generator, int(requests))))
         return
-    load = os.getloadavg()[0]
     measured("merge", "clustered", max(QUICK_SIZES))  # compiles the loops if needed
     sizes = QUICK_SIZES if options.quick else SIZES
     rows = [measured("merge", generator, count) for generator in GENERATORS for count in sizes]
@@ -82,8 +82,7 @@ def main() -> None:
     compared_rows = [measured(way, generator, count) for way, generator, count in comparisons(sizes)]
     print_comparisons(rows, compared_rows)
     if not options.quick and find_spec("contextpilot") is not None:
-        results = {"load_at_start": round(load, 2), "merge": rows, "growth": growth, "compared": compared_rows}
-        write_results("batch_scale", results)
+        write_results("batch_scale", {"merge": rows, "growth": growth, "compared": compared_rows})
     if options.check:
         missed = [line for row in rows for line in misses(row)]
         print("\n".join(["\ntargets missed:", *missed]) if missed else "\nno target missed.")

@@ -20,7 +20,8 @@ import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from common import print_table, write_rows
+from common import print_table
+from result_files import write_rows
 from traces import generated, given_files, reported_k
 from warmprefix import ContextPlanner
 from warmprefix.batch import BatchPlan, BatchRequest, shards_of

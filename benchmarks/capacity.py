@@ -29,7 +29,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-from common import print_table, size, write_results
+from common import print_table, size
+from result_files import write_results
 from traces import generated, given_files, reported_k
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner
 from warmprefix.prefix import PrefixTree
@@ -84,7 +85,7 @@ def main() -> None:
     header = ["world", "engine", "trace", "default, %", "auto, %", "right, %", "auto - right", "belief"]
     print_table(header, [[row[name] for name in header] for row in rows])
     if paths and options.limit is None:
-        write_results("capacity", rows)
+        write_results("capacity", [row for row in rows if row["trace"] == "mean" or row["world"] == "exact"])
 
 
 def arguments() -> argparse.Namespace:

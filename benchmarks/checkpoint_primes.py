@@ -23,8 +23,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from common import print_table, write_results
+from common import print_table
 from engine_workload import EngineQuestion, read
+from result_files import write_results
 from vllm_server import engine_version, model_folder, prepare
 from warmprefix import BatchRequest, ContextPlanner
 from warmprefix.cache_profiles import vllm_checkpoints
@@ -160,7 +161,8 @@ def main() -> None:
     keys = ["text", "engine", "arm", "prefill_tokens", "saved_percent", "primes_per_request"]
     print_table(HEADER, [[row[key] for key in keys] for row in rows])
     if [options.requests, options.texts] == [parser.get_default(name) for name in ("requests", "texts")]:
-        write_results("checkpoint_primes", {"engine": engine_version(), "rows": rows})
+        made = {"made": {"engine": engine_version()}}
+        write_results("checkpoint_primes", [{**row, **made} for row in rows])
 
 
 if __name__ == "__main__":

@@ -32,7 +32,8 @@ import pyarrow.parquet as pq
 import ray
 import ray.data
 
-from common import print_table, write_rows, zipf_requests
+from common import print_table, zipf_requests
+from result_files import write_rows
 from warmprefix import BatchRequest, ContextBlock, ContextPlanner
 from warmprefix.batch import PlannedRequest
 from warmprefix.traces import NoRecorder

@@ -16,7 +16,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from common import print_table, write_results
+from common import print_table
+from result_files import write_results
 from warmprefix_tools.demo.corpus import read_standard_library
 from warmprefix_tools.doctor.diagnosis import diagnose
 from warmprefix_tools.doctor.log_reader import read_log

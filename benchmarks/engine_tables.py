@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import Any
+
+from result_files import Row
 
 __all__ = ["overview"]
-
-Row = Mapping[str, Any]
 
 ARMS = ("relevance", "frequency", "greedy", "context-index", "coaccess", "merge")
 PUBLISHED = ("frequency", "greedy", "context-index")

@@ -19,7 +19,7 @@ its times in both arms. Hits are the engine's reported share of all prompt token
 for the same requests and cache size, of context tokens. "Saved" is the share of relevance order's prefilled
 tokens that is not prefilled; its prediction includes tokens that replay does not see, such as questions.
 
-Runs of 400 requests or more are merged into `results/engine_ttft.json`, each in the place of an earlier one of the same
+Runs of 400 requests or more are merged into `results/engine_ttft.csv`, each in the place of an earlier one of the same
 kind; `--out FILE` merges any run into another file.
 """
 
@@ -41,10 +41,11 @@ from typing import Any
 
 import numpy as np
 
-from common import commit, percentile, print_table, processor, write_rows
+from common import percentile, print_table
 from engine_arms import PREAMBLE, TODAY, Arm, Batch, Conversations, Online, Predicted
 from engine_client import EngineClient
 from engine_workload import TEXTS, EngineQuestion, as_trace, counted, read, taking_turns, unshared
+from result_files import commit, processor, write_rows
 from vllm_server import BLOCK_SIZE, SHAPES, VllmServer, engine_version
 from warmprefix_tools.traces.trace import Trace
 
@@ -90,8 +91,8 @@ def main() -> None:
         engines = started(options, asked, stack) if options.start_vllm else reached(options)
         rows = measure(options, counted(asked, engines.count_tokens), engines)
     print_rows(rows)
-    if options.out is not None or len(asked) >= FULL_LENGTH:
-        write_rows(NAME, rows, KIND, path=options.out)
+    if len(asked) >= FULL_LENGTH:
+        write_rows(NAME, rows, KIND)
     disagreeing = [row["arm"] for row in rows if not row["metrics_agree"]]
     if disagreeing:
         sys.exit(f"the engine's metrics do not agree with its usage: {', '.join(disagreeing)}")
@@ -116,7 +117,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--kv", type=int, help="tokens of the KV cache; by default no bound")
     parser.add_argument("--concurrency", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=1, help="repetitions of all runs, from empty caches")
-    parser.add_argument("--out", type=Path, help="result file, to which the rows are added")
     parser.add_argument("--samples", type=Path, help="file for all times, one line per request and arm")
     options = parser.parse_args()
     options.arms = [TODAY, *(name for name in options.arms or ARMS[options.mode] if name != TODAY)]

@@ -23,9 +23,10 @@ from pathlib import Path
 
 import msgspec
 
-from common import percentile, print_table, write_results
+from common import percentile, print_table
 from kv_index_checks import check_index
 from kv_publisher import removed, stored
+from result_files import write_results
 from warmprefix.plan import Scope
 from warmprefix_kv_events.kv_events import read_batch, read_message
 from warmprefix_kv_events.kv_index import KvIndex
@@ -143,7 +144,7 @@ def main() -> None:
     result = run(arguments.events, arguments.capacity, arguments.seed)
     print_table(("", "value"), list(result.items()))
     if arguments.events >= 10_000_000:
-        write_results("feed_rate", result)
+        write_results("feed_rate", [result])
 
 
 if __name__ == "__main__":

@@ -31,8 +31,9 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
-from common import percentile, print_table, write_rows, zipf_requests
+from common import percentile, print_table, zipf_requests
 from replica_routing import ANSWER, ENGINE, MODEL, PREAMBLE, QUESTION, Engine, Job, prompt_of
+from result_files import write_rows
 from traces import reported_k, trace_of
 from warmprefix import ContextBlock, ContextPlanner
 from warmprefix.order_sharing import Learn, LearnedOrder, NoSharing

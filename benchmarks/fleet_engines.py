@@ -19,8 +19,9 @@ from pathlib import Path
 import httpx
 
 import fleet
-from common import print_table, write_rows, zipf_requests
+from common import print_table, zipf_requests
 from replica_routing import ANSWER, ENGINE, MODEL, Job, prompt_of
+from result_files import write_rows
 from traces import trace_of
 from vllm_server import VllmServer, engine_version
 from warmprefix import ContextPlanner

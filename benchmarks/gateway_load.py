@@ -25,7 +25,8 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from common import print_table, write_rows
+from common import print_table
+from result_files import write_rows
 
 WORDS = ["prefix", "cache", "of", "the", "engine", "holds", "a", "block", "and", "its", "tokens"]
 DEFAULTS = {"requests": 300, "soak": 100_000, "streams": 500, "gigabytes": 1.0}

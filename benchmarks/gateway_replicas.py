@@ -24,7 +24,8 @@ from typing import Any
 import openai
 
 from agent_sessions import Messages, sessions_of
-from common import print_table, write_rows
+from common import print_table
+from result_files import write_rows
 from vllm_server import VllmServer, engine_version
 from warmprefix_gateway import GatewayOptions, GatewayServer
 from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer

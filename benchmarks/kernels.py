@@ -9,7 +9,7 @@ have 20 GB of them. Medians of some runs, the input's checks and the inverted in
 into a run before the first that counts, whose time is given as well.
 
 The roofline is the bytes that the kernels' READMEs count, at the rate of a copy in this device's memory. Only a run
-with the default options is written: to `results/kernels.json`, or `results/kernels_cuda.json`.
+with the default options is written: to `results/kernels.csv`, or `results/kernels_cuda.csv`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from common import print_table, write_results, zipf_requests
+from common import print_table, zipf_requests
+from result_files import write_results
 from warmprefix_kernels import choose_device, context_distance_tiles, top_overlap
 from warmprefix_kernels._contexts import checked_contexts
 from warmprefix_kernels._tiles import bytes_of_tile
@@ -72,8 +73,8 @@ def main() -> None:
     print_table(HEADER[: 8 if cuda else 6], [list(row.values()) for row in rows])
     if arguments.contexts is None and arguments.threads == 1:
         packages = {package: version(package) for package in ("numpy", "torch", "triton")}
-        machine = {"device": name, "copied_bytes_per_second": round(rate), "versions": packages}
-        write_results("kernels_cuda" if cuda else "kernels", {**machine, "rows": rows})
+        machine = {"device": name, "copied_bytes_per_second": round(rate), "made": {"versions": packages}}
+        write_results("kernels_cuda" if cuda else "kernels", [{**row, **machine} for row in rows])
 
 
 def cases(arrays: Arrays, device: torch.device, count: int) -> Iterator[tuple[str, str, Callable[[], object]]]:

@@ -26,7 +26,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common import print_table, write_rows
+from common import print_table
+from result_files import Row, measured_all, write_results, write_rows
 from traces import from_a_clone, given_files, reported_k
 from warmprefix import ContextPlanner
 from warmprefix.cache_profiles import CacheProfile, as_profile
@@ -38,7 +39,10 @@ from warmprefix_tools.traces.reader import read_trace
 SYSTEM_TOKENS = 1_000
 MINIMUM_TOKENS = 512
 PAUSES = {"all at once": 0.0, "1 s": 1.0, "10 s": 10.0, "1 min": 60.0, "5 min": 300.0, "10 min": 600.0}
+ARMS = ("no marks", "default", "usual", "system", "ours")
 KIND = ("trace", "profile", "pause", "arm")
+BY_PAUSE = ("xquad", "lihua", "ragpulse")
+"""Traces of the table with several pauses, by their first letters."""
 
 
 class Prompt(NamedTuple):
@@ -66,7 +70,9 @@ def main() -> None:
         print(f"{trace.name}: done", file=sys.stderr)
     for name in options.profiles.split(","):
         report([row for row in rows if row["profile"] == name])
-    write_rows("mark_costs", rows, KIND)
+    if paths and measured_all("mark_costs", "trace", rows):
+        write_results("mark_costs_means", [line for name in options.profiles.split(",") for line in means(rows, name)])
+    write_rows("mark_costs", [row for row in rows if is_shown(row)], KIND)
 
 
 def prompts(workload: Workload, *, planned: bool) -> Iterator[Prompt]:
@@ -86,7 +92,7 @@ def measured(workload: Workload, profile: CacheProfile, orders: dict[bool, list[
     if None not in recorded:
         times["recorded"] = [moment for moment in recorded if moment is not None]
     for name, moments in times.items():
-        for arm in ("no marks", "default", "usual", "system", "ours"):
+        for arm in ARMS:
             use = served(profile, arm, orders[arm == "ours"], moments)
             cost = round(100 * use.cost(profile) / use.tokens, 2)
             yield {"trace": workload.name, "profile": profile.name, "pause": name, "arm": arm, "cost_percent": cost}
@@ -131,13 +137,39 @@ def parts_of(prompt: Prompt) -> list[MarkedPart]:
     return parts
 
 
+def is_shown(row: Row) -> bool:
+    """Return True if a page shows this row; the others are only in the means."""
+    is_by_pause = row["pause"] in ("1 min", "10 min", "recorded") and str(row["trace"]).startswith(BY_PAUSE)
+    is_among_arms = row["profile"] == "anthropic" and row["arm"] != "default"
+    return is_among_arms and (is_by_pause or row["pause"] == "all at once")
+
+
+def means(rows: Sequence[Row], profile: str) -> Iterator[dict[str, Any]]:
+    """Yield the mean costs for each pause, and how far ours is above the better of no marks and the usual marks."""
+    own = [row for row in rows if row["profile"] == profile]
+    cells = {(row["trace"], row["pause"], row["arm"]): row["cost_percent"] for row in own}
+    excess: dict[str, list[float]] = {}
+    for trace, pause, arm in cells:
+        if arm == "ours":
+            better = min(cells[trace, pause, "no marks"], cells[trace, pause, "usual"])
+            for name in (pause, *(["all"] if pause in PAUSES else [])):
+                excess.setdefault(name, []).append(cells[trace, pause, arm] - better)
+    for pause, found in excess.items():
+        costs = {
+            arm: round(statistics.fmean(cost for key, cost in cells.items() if key[1:] == (pause, arm)), 2)
+            for arm in (ARMS if pause != "all" else ())
+        }
+        line = {"ours_less_better": round(statistics.fmean(found), 2), "worst": round(max(found), 2)}
+        yield {"profile": profile, "pause": pause, "traces": len(found), "cost_percent": costs, **line}
+
+
 def report(rows: Sequence[dict[str, Any]]) -> None:
     """Print the costs of one profile, and how far ours is above the better of no marks and the usual marks."""
     cells = {tuple(row[name] for name in KIND): row["cost_percent"] for row in rows}
     lines: list[list[object]] = []
     excess: list[float] = []
     for trace, profile, pause in dict.fromkeys((row["trace"], row["profile"], row["pause"]) for row in rows):
-        costs = [cells[trace, profile, pause, arm] for arm in ("no marks", "default", "usual", "system", "ours")]
+        costs = [cells[trace, profile, pause, arm] for arm in ARMS]
         excess.append(costs[4] - min(costs[:3]))
         lines.append([trace, pause, *[f"{cost:.1f}" for cost in costs], f"{excess[-1]:+.1f}"])
     print(f"\n{rows[0]['profile']}: cost in % of the uncached price\n")

@@ -17,7 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from common import print_table, write_results, zipf_requests
+from common import print_table, zipf_requests
+from result_files import write_results
 from warmprefix import ContextBlock, ContextPlanner
 
 UNBOUNDED: dict[str, Any] = {"capacity_tokens": None, "max_nodes": 10**9, "max_labels": 10**9}
@@ -48,7 +49,7 @@ def main() -> None:
     print("MB by number of requests\n")
     print_table(["", *points], [[f"{r['bounds']}, {r['workload']}", *r["megabytes"]] for r in results])
     if arguments.requests == parser.get_default("requests"):
-        write_results("memory", {"requests": points, "rows": results})
+        write_results("memory", [{**row, "requests": points} for row in results])
 
 
 def measure(bounds: str, workload: str, requests: int) -> list[float]:

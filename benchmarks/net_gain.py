@@ -24,12 +24,13 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from common import print_table, size, write_rows
+from common import print_table, size
+from result_files import measured_all, write_results, write_rows
 from token_estimates import installed_counters
 from traces import from_a_clone, given_files, reported_k
 from warmprefix.annotate import Annotate, Templates
@@ -73,8 +74,10 @@ ARMS = {
     "no note": Arm("none"),
     "no note, 8 waiting": Arm("none", waiting=8),
 }
-COMPARED = ("published", "default")
+COUNTED = ("published", "default")
 """Arms whose notes are counted with other tokenizers than the estimate too."""
+COMPARED = (("published", "cl100k"), ("default", "cl100k"), ("default, 8 waiting", "estimate"))
+"""Arms and tokenizers whose rows are kept by trace; of the others, the means are."""
 
 
 def main() -> None:
@@ -100,7 +103,9 @@ def main() -> None:
     for name in counters:
         for capacity in capacities:
             report([row for row in rows if (row["tokenizer"], row["cache"]) == (name, size(capacity))])
-    write_rows("net_gain", rows, KIND)
+    write_rows("net_gain", [row for row in rows if (row["arm"], row["tokenizer"]) in COMPARED], KIND)
+    if paths and measured_all("net_gain", "trace", rows):
+        write_results("net_gain_means", [*means(rows)])
 
 
 def measured(
@@ -108,7 +113,7 @@ def measured(
 ) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for label, arm in ARMS.items():
-        if name != "estimate" and label not in COMPARED:
+        if name != "estimate" and label not in COUNTED:
             continue
         replay = Replay(
             workload, annotate=arm.annotate, templates=arm.templates, tokenizer=counter, waiting=arm.waiting
@@ -121,13 +126,25 @@ def measured(
                     "cache": size(capacity),
                     "arm": label,
                     "tokenizer": name,
-                    "requests": result.requests,
                     "hit_percent": round(100 * result.hit_ratio, 2),
                     "net_percent": round(-100 * result.prefill_change, 2),
-                    "note_tokens": result.note_tokens,
                 }
             )
     return rows
+
+
+def means(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the mean over traces of each arm, tokenizer and cache, and the worst trace's net."""
+    names = ("arm", "tokenizer", "cache")
+    for kind in dict.fromkeys(tuple(row[name] for name in names) for row in rows):
+        own = [row for row in rows if tuple(row[name] for name in names) == kind]
+        yield {
+            **dict(zip(names, kind, strict=True)),
+            "traces": len(own),
+            "hit_percent": round(statistics.fmean(row["hit_percent"] for row in own), 2),
+            "net_percent": round(statistics.fmean(row["net_percent"] for row in own), 2),
+            "worst_net_percent": min(row["net_percent"] for row in own),
+        }
 
 
 def report(rows: Sequence[dict[str, Any]]) -> None:

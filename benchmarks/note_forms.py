@@ -22,7 +22,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from common import print_table, write_rows
+from common import print_table
+from result_files import write_rows
 from token_estimates import installed_counters
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner, Templates
 from warmprefix.annotate import Annotate

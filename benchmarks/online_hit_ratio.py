@@ -40,8 +40,9 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from common import percentile, print_table, size, write_rows
+from common import percentile, print_table, size
 from experimental_ordering import ExperimentalPolicy, Rule
+from result_files import write_rows
 from traces import from_a_clone, given_files, is_variant, reported_k, vary
 from warmprefix.annotate import Templates
 from warmprefix.ordering import BlockView, OrderingPolicy, PrefixView

@@ -33,8 +33,9 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from common import measured_all, print_table, size, write_results
+from common import print_table, size
 from experimental_ordering import Block, BlockCache, ExperimentalPolicy, FollowTheBest, Rule
+from result_files import write_results
 from traces import generated, given_files, reported_k, vary
 from warmprefix.ordering import CoAccessPolicy, OrderingPolicy
 from warmprefix_baselines import POLICIES
@@ -221,19 +222,8 @@ def main() -> None:
         show(("policy", "mean", "s.d.", "less oracle", "s.d."), [list(line.values()) for line in noise])
     else:
         print(f"Noise was not measured: {NOISY_TRACE} is not among the traces.")
-    as_rows = [as_json(row) for row in rows]
-    whole = paths and options.limit is None and chosen is experiments
-    if whole and measured_all("ordering_experiments", "rows", "trace", as_rows):
-        write_results(
-            "ordering_experiments",
-            {
-                "seconds": round(time.process_time() - started),
-                "to_beat": TO_BEAT,
-                "experiments": findings,
-                "noise": {"trace": NOISY_TRACE, "seeds": NOISY_SEEDS, "policies": noise},
-                "rows": as_rows,
-            },
-        )
+    if paths and options.limit is None and chosen is experiments and noise:
+        write_results("ordering_experiments", findings)
 
 
 def arguments(experiments: Mapping[str, Experiment]) -> argparse.Namespace:
@@ -391,18 +381,6 @@ def print_markdown(header: Sequence[str], lines: Sequence[Sequence[object]]) -> 
     print(f"|{'---|' * len(header)}")
     for line in lines:
         print(f"| {' | '.join(map(str, line))} |")
-
-
-def as_json(row: Row) -> dict[str, object]:
-    return {
-        "trace": row.trace,
-        "variant": row.variant,
-        "seed": row.seed,
-        "requests": row.requests,
-        "k": row.k,
-        "cache": size(row.capacity),
-        "hit_percent": {name: round(ratio, 2) for name, ratio in row.hit_percent.items()},
-    }
 
 
 if __name__ == "__main__":

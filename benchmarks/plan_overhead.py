@@ -21,7 +21,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 
-from common import percentile, print_table, write_rows, zipf_requests
+from common import percentile, print_table, zipf_requests
+from result_files import write_rows
 from warmprefix import ContextBlock, ContextPlanner
 
 SAMPLES = 3_000

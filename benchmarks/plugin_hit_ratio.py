@@ -6,7 +6,7 @@ Questions and passages are those of the demo, on the Python standard library's d
 `WARMPREFIX_TRACES` names has `xquad_squad.text.jsonl.gz`, its questions on its paragraphs too, four per conversation.
 Every arm has its own engine, whose metrics give the hit ratio and the tokens left to prefill. Labels, notes and
 references count as prompt tokens. A framework's rows are measured where it is installed, and those of
-the others stay as they are in `results/plugin_hit_ratio.json`, so run this once in each framework's environment. Only a
+the others stay as they are in `results/plugin_hit_ratio.csv`, so run this once in each framework's environment. Only a
 run with the default `--turns` is written.
 """
 
@@ -28,7 +28,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common import print_table, write_rows
+from common import print_table
+from result_files import write_rows
 from warmprefix import ContextBlock
 from warmprefix_tools.demo.corpus import read_standard_library
 from warmprefix_tools.demo.questions import ask

@@ -9,15 +9,14 @@ nothing: the frameworks trace the runs of their parts.
 
 Requests are Zipf-distributed, as in `plan_overhead.py`; a hundred are served before the first that counts. Retrievers,
 memories and models that are wrapped hold their answers ready. A framework's rows are measured where it is installed;
-those of the others in `results/plugin_overhead.json` stay, each with the commit and the versions that it was measured
-with, so run this once in each framework's environment. Only a run with the default `--samples` is written.
+those of the others in `results/plugin_overhead.csv` stay, so run this once in each framework's environment. Only a run
+with the default `--samples` is written.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
-import json
 import random
 import statistics
 import time
@@ -28,7 +27,8 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
-from common import RESULTS, commit, percentile, print_table, write_results, zipf_requests
+from common import percentile, print_table, zipf_requests
+from result_files import write_rows
 from warmprefix import ContextBlock, ContextPlanner
 from warmprefix_requests import Transcript
 
@@ -63,8 +63,7 @@ def main() -> None:
     results: list[dict[str, Any]] = []
     for framework, (module, distributions, cases) in PARTS.items():
         if find_spec(module) is None:
-            results += (earlier := earlier_rows(framework))
-            print(f"{framework} is not installed: {len(earlier)} rows of an earlier run stay")
+            print(f"{framework} is not installed: its rows stay as they are")
             continue
         versions = {name: version(name) for name in distributions}
         print(f"{framework} is measured: {versions}")
@@ -72,21 +71,13 @@ def main() -> None:
             corpus = blocks_of(kilobytes)
             for case in cases():
                 row = measured(case, corpus, samples)
-                origin = {"commit": commit(), "versions": versions}
-                results.append({"framework": framework, "what": case.what, "kilobytes": kilobytes, **row, **origin})
+                made = {"made": {"versions": versions}}
+                results.append({"framework": framework, "what": case.what, "kilobytes": kilobytes, **row, **made})
     columns = ["overhead_p50_us", "overhead_p99_us", "framework_p50_us", "plugin_p50_us", "wrapped_p50_us"]
     print()
     print_table(HEADER, [[row[key] for key in ("what", "kilobytes", *columns, "core_p50_us")] for row in results])
     if samples == parser.get_default("samples"):
-        write_results("plugin_overhead", results)
-
-
-def earlier_rows(framework: str) -> list[dict[str, Any]]:
-    path = RESULTS / "plugin_overhead.json"
-    if not path.exists():
-        return []
-    rows: list[dict[str, Any]] = json.loads(path.read_text())["results"]
-    return [row for row in rows if row["framework"] == framework]
+        write_rows("plugin_overhead", results, ("framework", "what", "kilobytes"))
 
 
 def blocks_of(kilobytes: int) -> list[ContextBlock]:

@@ -37,8 +37,9 @@ from typing import Any
 import httpx
 
 from agent_sessions import Messages, sessions_of
-from common import percentile, print_table, write_rows, zipf_requests
+from common import percentile, print_table, zipf_requests
 from gateway_replicas import plain, turns_of
+from result_files import write_rows
 from router_processes import BASE, Engine, engines, router
 from traces import reported_k, trace_of
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner, EngineReport

@@ -27,8 +27,9 @@ from typing import Any
 
 import redis
 
-from common import percentile, print_table, write_rows
+from common import percentile, print_table
 from redis_servers import Server, binaries
+from result_files import write_rows
 from warmprefix.stores import Commit, Conversation, Prepare, SeenBlock
 from warmprefix_redis import RedisSeenStore, conversation_key
 
@@ -62,7 +63,8 @@ def main() -> None:
         print(f"\n{title}")
         print_table(list(rows[0]), [list(row.values()) for row in rows])
     if all(getattr(asked, name) == parser.get_default(name) for name in vars(asked)):
-        write_rows("redis_state", results, ("server",))
+        for part, rows in results.items():
+            write_rows(f"redis_state_{part}", rows, ("server",))
 
 
 # -- the traffic ---------------------------------------------------------------------------------------------------

@@ -33,7 +33,8 @@ from itertools import count
 from pathlib import Path
 from typing import Literal
 
-from common import percentile, print_table, write_rows, zipf_requests
+from common import percentile, print_table, zipf_requests
+from result_files import write_rows
 from traces import given_files, reported_k, trace_of
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner
 from warmprefix.prefix.tree import PrefixTree

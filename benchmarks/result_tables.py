@@ -7,15 +7,13 @@ writes them where the pages have their marks, `<!-- table: NAME -->` to `<!-- en
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
-from common import RESULTS
 from engine_tables import overview
+from result_files import Row, read_rows
 
 __all__ = ["PAGES", "tables", "with_tables"]
 
@@ -23,22 +21,20 @@ ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("results", "batch", "gateway", "frameworks")))
 MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(\n<!-- end -->)", re.DOTALL)
 
-Row = Mapping[str, Any]
-
 
 def tables() -> dict[str, str]:
     """Return each table as Markdown, by the name in its marks."""
-    online = results("online_hit_ratio")
+    online = read_rows("online_hit_ratio")
     return {
-        "readme": readme(online, results("engine_ttft")),
-        "net": net(results("net_gain")),
+        "readme": readme(online, read_rows("engine_ttft")),
+        "net": net(read_rows("net_gain")),
         "means": means(online),
-        "engine": overview(results("engine_ttft")),
+        "engine": overview(read_rows("engine_ttft")),
         "costs": costs(),
-        "batches": batches(results("batch_quality")["traces"]),
-        "windows": windows(results("window_quality")),
-        "gateway": gateway(results("gateway_replicas")),
-        "plugins": plugins(results("plugin_hit_ratio")),
+        "batches": batches(read_rows("batch_quality_traces")),
+        "windows": windows(read_rows("window_quality")),
+        "gateway": gateway(read_rows("gateway_replicas")),
+        "plugins": plugins(read_rows("plugin_hit_ratio")),
     }
 
 
@@ -46,10 +42,6 @@ def with_tables(page: str) -> str:
     """Return a page with its tables as the results have them."""
     current = tables()
     return MARKED.sub(lambda mark: f"{mark[1]}\n{current[mark[2]]}\n{mark[3]}", page)
-
-
-def results(name: str) -> Any:
-    return json.loads((RESULTS / f"{name}.json").read_text())["results"]
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -67,9 +59,9 @@ ORDERS = {
     "oracle": "best permutation",
     "coaccess": "**warmprefix**",
 }
-"""Orders by their names in `online_hit_ratio.json`."""
+"""Orders by their names in `online_hit_ratio.csv`."""
 ENGINE_ARMS = {"contextpilot": "context-index"}
-"""Names in `engine_ttft.json` that differ."""
+"""Names in `engine_ttft.csv` that differ."""
 
 
 def readme(online: Sequence[Row], engine: Sequence[Row]) -> str:
@@ -175,7 +167,7 @@ def gateway(rows: Sequence[Row]) -> str:
 
 
 def costs() -> str:
-    planning = {(row["what"], row["earlier_requests"]): row for row in results("plan_overhead")}
+    planning = {(row["what"], row["earlier_requests"]): row for row in read_rows("plan_overhead")}
     asked = [
         ("`plan()`, 15 blocks, after 100 earlier requests", "plan(), coaccess", 100),
         ("`plan()`, 15 blocks, after 100,000", "plan(), coaccess", 100_000),
@@ -191,7 +183,7 @@ def costs() -> str:
         [title, *microseconds(planning[what, earlier], "p50_us", "p99_us"), "`benchmarks/plan_overhead.py`"]
         for title, what, earlier in asked
     ]
-    for row in results("plugin_overhead"):
+    for row in read_rows("plugin_overhead"):
         if row["kilobytes"] == 4:
             framework, _, call = row["what"].partition(": ")
             times = microseconds(row, "overhead_p50_us", "overhead_p99_us")

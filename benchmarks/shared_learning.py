@@ -30,8 +30,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple, Protocol
 
-from common import percentile, print_table, size, write_results
+from common import percentile, print_table, size
 from redis_servers import Server, wait_until
+from result_files import write_results
 from traces import generated, given_files, reported_k
 from warmprefix import ContextBlock, ContextPlanner
 from warmprefix.order_sharing import NoSharing, OrderSharing
@@ -84,7 +85,7 @@ def main() -> None:
     print(f"\nA worker that joins after half of the requests; cache of {size(CAPACITY)}, hit ratio in %:\n")
     print_table(list(joining[0]), [list(row.values()) for row in joining])
     if workload.name == TRACE and options.limit is None:
-        write_results("shared_learning", {"trace": workload.name, "ratios": rows, "joins late": joining})
+        write_results("shared_learning", {"ratios": rows, "joins_late": joining})
 
 
 def arguments() -> argparse.Namespace:

@@ -38,7 +38,8 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, Sampler
 from prometheus_client import CollectorRegistry, generate_latest
 
-from common import percentile, print_table, write_results, zipf_requests
+from common import percentile, print_table, zipf_requests
+from result_files import write_results
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner, EngineReport
 from warmprefix_kv_events.kv_feed import KvEventFeed
 from warmprefix_telemetry.opentelemetry import OpenTelemetryObserver, export_stats

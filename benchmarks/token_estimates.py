@@ -32,8 +32,9 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common import print_table, write_results
+from common import print_table
 from fetch_traces import HOST, FetchError, default_folder, fetch
+from result_files import write_results
 from trace_sources import File
 from trace_texts import squad_paragraphs
 from warmprefix import ContextBlock, Templates
@@ -340,7 +341,7 @@ def main() -> None:
     if complete:
         write_results("token_estimates", {"microseconds": times, "errors": summaries, **parts})
     else:
-        print("\ntoken_estimates.json stays as it is, because something is missing")
+        print("\ntoken_estimates_*.csv stay as it is, because something is missing")
 
 
 if __name__ == "__main__":

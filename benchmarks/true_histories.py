@@ -23,7 +23,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from common import percentile, print_table, write_results
+from common import percentile, print_table
+from result_files import write_results
 from store_faults import Laboratory, MemoryLaboratory, RedisLaboratory
 from true_prompts import Findings
 from true_world import Application, World

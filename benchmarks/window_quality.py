@@ -24,7 +24,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from common import print_table, size, write_rows
+from common import print_table, size
+from result_files import write_rows
 from traces import generated, given_files, reported_k
 from warmprefix import ContextPlanner
 from warmprefix.batch.plan import BatchRequest

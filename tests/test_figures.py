@@ -1,11 +1,11 @@
 """Every measured number in README.md and docs/ names its script and stands in that script's result file.
 
-A section names its scripts as `benchmarks/NAME.py`; their result files are `benchmarks/results/NAME*.json`. A section
+A section names its scripts as `benchmarks/NAME.py`; their result files are `benchmarks/results/NAME*.csv`. A section
 without a script has those of the section around it. Each quantity of the text (a number with a unit) and each number
 of a table's numeric cells must be in one of the files, rounded as it is shown. A comment makes exceptions. It holds up
 to the end of its section:
 
-    <!-- figures: NAME.json | given: 20 ms, 5 % | derived: 1.7 = 20.4 / 12.0, 3 = 5.2 - 2.2 -->
+    <!-- figures: NAME.csv | given: 20 ms, 5 % | derived: 1.7 = 20.4 / 12.0, 3 = 5.2 - 2.2 -->
 
 The names are those of more result files, or `none` if nothing in the section is measured: settings, limits, examples.
 `given` lists quantities that the measurement was given. `derived` calculates quantities from those in the files.
@@ -14,7 +14,6 @@ The names are those of more result files, or `none` if nothing in the section is
 from __future__ import annotations
 
 import ast
-import json
 import operator
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -24,8 +23,9 @@ from typing import Any
 
 import pytest
 
+from result_files import RESULTS, read_rows
+
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks/results"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 NUMBER = r"\d[\d,]*(?:\.\d+)?"
@@ -102,12 +102,12 @@ def sections_of(text: str) -> Iterator[Section]:
     for part in re.split(r"^(?=#+ )", text, flags=re.MULTILINE):
         level = len(part) - len(part.lstrip("#"))
         around = [(outer, files) for outer, files in around if outer < level]
-        own = {file.name for script in SCRIPT.findall(part) for file in RESULTS.glob(f"{script}*.json")}
+        own = {file.stem for script in SCRIPT.findall(part) for file in RESULTS.glob(f"{script}*.csv")}
         section = Section(own or (around[-1][1] if around else set()))
         for block in re.split(r"\n\s*\n|(?<=-->)\n", part):
             comment = COMMENT.search(block)
             if comment is not None:
-                files = set() if comment["files"] == "none" else set(re.findall(r"[\w-]+\.json", comment["files"]))
+                files = set() if comment["files"] == "none" else set(re.findall(r"([\w-]+)\.csv", comment["files"]))
                 derived = [
                     (left.strip(), right.strip())
                     for left, _, right in (each.partition("=") for each in (comment["derived"] or "").split(", "))
@@ -192,7 +192,7 @@ def unfounded(page: Path, text: str) -> Iterator[str]:
     for section in sections_of(text):
         if section.exempt:
             continue
-        values = sorted({n for name in section.files for n in numbers_in(json.loads((RESULTS / name).read_text()))})
+        values = sorted({n for name in section.files for n in numbers_in(read_rows(name))})
         derived = {left for left, right in section.derived if Shown(left, "", "").shows(calculated(right, values))}
         for shown in (each for block in section.blocks for each in shown_in(block)):
             quantity = f"{shown.text}{shown.unit}"
@@ -211,8 +211,8 @@ def test_measured_numbers_are_those_of_the_result_files(page: Path) -> None:
 
 def test_every_result_file_has_a_script_and_every_named_script_exists() -> None:
     scripts = {script.stem for script in (ROOT / "benchmarks").glob("*.py")}
-    for file in RESULTS.glob("*.json"):
-        assert any(file.stem.startswith(script) for script in scripts), file.name
+    for file in RESULTS.glob("*.csv"):
+        assert file.stem == "runs" or any(file.stem.startswith(script) for script in scripts), file.name
     for page in PAGES:
         for name in SCRIPT.findall(page.read_text(encoding="utf-8")):
             assert name in scripts, f"{page.name} names benchmarks/{name}.py"
@@ -223,7 +223,7 @@ def test_every_result_file_has_a_script_and_every_named_script_exists() -> None:
     [
         "It takes 5 ms.",  # no script
         "It takes 123,457 ms (`benchmarks/memory.py`).",
-        "<!-- figures: memory.json | given: 5 ms -->\nIt takes 123,457 to 5 ms.",
+        "<!-- figures: memory.csv | given: 5 ms -->\nIt takes 123,457 to 5 ms.",
         "<!-- figures: none -->\n\nAt most 5 ms.\n\n## Next\n\nIt takes 5 ms.",
         "`benchmarks/memory.py`\n\n| a | b |\n|---|---|\n| 123,457 | 765,432.1 |",
     ],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import re
 import runpy
 import shlex
@@ -17,6 +16,7 @@ from packaging.version import Version
 
 import warmprefix
 from engine_tables import overview
+from result_files import read_rows
 from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer
 
 ROOT = Path(__file__).parents[1]
@@ -185,12 +185,12 @@ def test_the_oldest_environments_pin_the_lower_bounds() -> None:
 
 def test_the_numbers_in_the_pull_requests_are_those_of_the_benchmarks() -> None:
     page = " ".join(re.sub(r"^> ?", "", read("docs/upstream/index.md"), flags=re.MULTILINE).split())
-    results = json.loads(read("benchmarks/results/plugin_hit_ratio.json"))["results"]
+    results = read_rows("plugin_hit_ratio")
     hits = {row["what"]: row for row in results if row["text"] == "standard library"}
     for what, name in (("query engine", "a query engine rose"), ("chat engine", "a chat engine")):
         row = hits[f"LlamaIndex {what}: ContextReusePostprocessor"]
         assert f"of {name} from {row['without']['hit_percent']} to {row['with']['hit_percent']} %" in page
-    table = overview(json.loads(read("benchmarks/results/engine_ttft.json"))["results"])
+    table = overview(read_rows("engine_ttft"))
     online = r"^\| Online, standard library: 400 requests of 8 blocks, one at a time \| (\d+) → (\d+) ms"
     ((before, after),) = re.findall(online, table, re.MULTILINE)
     assert f"the median TTFT fell from {before} to {after} ms" in page

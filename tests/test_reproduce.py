@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import subprocess
@@ -10,10 +9,10 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from result_files import RESULTS, read_rows
 from trace_sources import SOURCES
 
 ROOT = Path(__file__).parents[1]
@@ -27,22 +26,24 @@ class Claim:
 
     script: str
     options: tuple[str, ...]
-    result: str
     page: str
     repeatable: str
 
 
 def claims() -> Iterator[Claim]:
-    row = re.compile(
-        r"^\| [^|]+ \| `(\w+\.py[^`|]*)` \| [^|]* \| \[[^]]+\]\(([^)#]+)[^)]*\)(?:, `(\w+)\.json`)? \|(?: ([^|]+) \|)?$"
-    )
+    row = re.compile(r"^\| [^|]+ \| `(\w+\.py[^`|]*)` \| [^|]* \| \[[^]]+\]\(([^)#]+)[^)]*\) \|(?: ([^|]+) \|)?$")
     for line in PAGE.splitlines():
         if found := row.match(line):
             script, *options = shlex.split(found[1])
-            yield Claim(script, tuple(options), found[3] or Path(script).stem, found[2], found[4] or "all")
+            yield Claim(script, tuple(options), found[2], found[3] or "all")
 
 
 CLAIMS = list(claims())
+
+
+def script_of(result: str) -> str:
+    """Return the script that writes a result file: the one with the longest name that the file's begins with."""
+    return max((f"{script.stem}.py" for script in BENCHMARKS.glob("*.py") if result.startswith(script.stem)), key=len)
 
 
 def test_each_row_with_a_command_is_read() -> None:
@@ -50,9 +51,8 @@ def test_each_row_with_a_command_is_read() -> None:
 
 
 def test_each_result_file_is_on_the_page() -> None:
-    assert sorted(claim.result for claim in CLAIMS) == sorted(
-        file.stem for file in (BENCHMARKS / "results").glob("*.json")
-    )
+    names = [file.stem for file in RESULTS.glob("*.csv") if file.stem != "runs"]
+    assert {script_of(name) for name in names} == {claim.script for claim in CLAIMS}
 
 
 def test_each_script_that_writes_results_is_on_the_page() -> None:
@@ -61,16 +61,15 @@ def test_each_script_that_writes_results_is_on_the_page() -> None:
         for script in BENCHMARKS.glob("*.py")
         if re.search(r"^ +write_(?:results|rows)\(", script.read_text(encoding="utf-8"), re.MULTILINE)
     }
-    assert writers - {"common.py"} == {claim.script for claim in CLAIMS}
+    assert writers == {claim.script for claim in CLAIMS}
 
 
-@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.result)
-def test_each_row_names_its_own_file_and_a_page_that_names_the_script(claim: Claim) -> None:
-    assert claim.result.startswith(Path(claim.script).stem)
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.script)
+def test_each_row_names_a_page_that_names_the_script(claim: Claim) -> None:
     assert f"benchmarks/{claim.script}" in (ROOT / "docs" / claim.page).read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("claim", [claim for claim in CLAIMS if claim.options], ids=lambda claim: claim.result)
+@pytest.mark.parametrize("claim", [claim for claim in CLAIMS if claim.options], ids=lambda claim: claim.script)
 def test_the_options_of_each_command_exist(claim: Claim) -> None:
     command = [sys.executable, str(BENCHMARKS / claim.script), "--help"]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -82,23 +81,11 @@ def test_the_options_of_each_command_exist(claim: Claim) -> None:
 @pytest.mark.parametrize(
     "claim",
     [claim for claim in CLAIMS if " of " in claim.repeatable and claim.repeatable[0].isdigit()],
-    ids=lambda claim: claim.result,
+    ids=lambda claim: claim.script,
 )
 def test_the_numbers_of_traces_are_those_of_the_result_file(claim: Claim) -> None:
-    document = json.loads((BENCHMARKS / f"results/{claim.result}.json").read_text(encoding="utf-8"))
-    traces = set(traces_in(document["results"])) - {"mean"}
+    names = [file.stem for file in RESULTS.glob("*.csv") if file.stem != "runs"]
+    rows = [row for name in names if script_of(name) == claim.script for row in read_rows(name)]
+    traces = {row["trace"].partition(", ")[0] for row in rows if "trace" in row} - {"mean"}
     fetched = traces & set(SOURCES)
     assert claim.repeatable == f"{len(fetched)} of {len(traces)} traces"
-
-
-def traces_in(value: Any) -> Iterator[str]:
-    if isinstance(value, dict):
-        if isinstance(value.get("trace"), str):
-            yield value["trace"].partition(", ")[0]
-        if isinstance(value.get("traces"), list):
-            yield from (name for name in value["traces"] if isinstance(name, str))
-        for each in value.values():
-            yield from traces_in(each)
-    elif isinstance(value, list):
-        for each in value:
-            yield from traces_in(each)

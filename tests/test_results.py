@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import pytest
 
+from result_files import read_rows
 from result_tables import MARKED, PAGES, with_tables
 from result_tables import tables as result_tables
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 RESULTS_PAGE = ROOT / "docs/results.md"
-
-
-def results(name: str) -> Any:
-    return json.loads((ROOT / f"benchmarks/results/{name}.json").read_text())["results"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -34,7 +29,7 @@ def test_every_table_stands_on_one_page() -> None:
 
 
 def test_the_failures_of_the_peer_are_those_counted() -> None:
-    failed = {row["trace"]: row["peer_failed"] for row in results("online_hit_ratio") if row["peer_failed"]}
+    failed = {row["trace"]: row["peer_failed"] for row in read_rows("online_hit_ratio") if row["peer_failed"]}
     page = " ".join(RESULTS_PAGE.read_text().split())
     for trace, requests in failed.items():
         assert re.search(
@@ -49,7 +44,7 @@ def test_the_readmes_net_saving_is_that_of_the_benchmark() -> None:
         found = [r["net_percent"] for r in rows if (r["cache"], r["arm"], r["tokenizer"]) == kind]
         return f"{fmean(found):.1f} %", f"{-min(found):.2f}"
 
-    rows = results("net_gain")
+    rows = read_rows("net_gain")
     (saved, lost), (published, published_lost) = shown("default"), shown("published")
     readme = " ".join(README.read_text().split())
     assert f"on {len({row['trace'] for row in rows})} traces" in readme
@@ -58,7 +53,7 @@ def test_the_readmes_net_saving_is_that_of_the_benchmark() -> None:
 
 
 def test_the_readmes_times_on_a_real_engine_are_those_measured() -> None:
-    rows = results("engine_ttft")
+    rows = read_rows("engine_ttft")
 
     def ratios(mode: str) -> list[float]:
         ours = "merge" if mode == "batch" else "coaccess"

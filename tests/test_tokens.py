@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import logging
 import os
 import re
@@ -20,6 +19,7 @@ from hypothesis import strategies as st
 
 import warmprefix.tokens
 from redis_servers import wait_until
+from result_files import read_rows
 from warmprefix import Templates
 from warmprefix.tokens import BackgroundCounter, CheckedCounter, as_counter, estimated_tokens
 from warmprefix_kv_events.spans import EngineTokenizer
@@ -297,8 +297,8 @@ def test_the_example_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> Non
 def test_the_figures_of_the_page_are_those_of_the_benchmark() -> None:
     root = Path(__file__).parents[1]
     page = (root / "docs" / "tokens.md").read_text(encoding="utf-8")
-    results = json.loads((root / "benchmarks" / "results" / "token_estimates.json").read_text())["results"]
-    notes = {row["what"]: row for part in ("labels", "notes", "wordings", "texts", "ids") for row in results[part]}
+    parts = [f"token_estimates_{part}" for part in ("labels", "notes", "wordings", "texts", "ids")]
+    notes = {row["what"]: row for part in parts for row in read_rows(part)}
     for shown, what in {
         "label `[ctx-2f235f]`": "[ctx-2f235f] ",
         "order of 15 x `[12]`": "order, 15 x [12]",

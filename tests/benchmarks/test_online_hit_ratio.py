@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-import common
 import online_hit_ratio
+import result_files
 from traces import from_a_clone
 
 FROM_A_CLONE = [
@@ -39,7 +39,7 @@ def printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 def test_a_clone_measures_its_own_traces_and_those_of_a_folder(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(common, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(result_files, "RESULTS", tmp_path / "results")
     monkeypatch.delenv("WARMPREFIX_TRACES", raising=False)
     assert printed(monkeypatch, capsys, "--limit", "20") == FROM_A_CLONE
     recorded = tmp_path / "recorded.jsonl"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,6 +14,7 @@ import agent_routing
 import fleet
 import real_routers
 import replica_routing
+from result_files import read_rows
 from warmprefix import ContextBlock, ContextPlanner
 from warmprefix_routing.hints import Router
 from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer
@@ -22,10 +22,6 @@ from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer
 ROOT = Path(__file__).parent.parent.parent
 PAGE = (ROOT / "docs/routing.md").read_text()
 CODE = re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
-
-
-def results(name: str) -> Any:
-    return json.loads((ROOT / f"benchmarks/results/{name}.json").read_text())["results"]
 
 
 def test_the_code_for_replicas_runs() -> None:
@@ -64,14 +60,14 @@ def test_the_code_for_agents_runs(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_tables_are_those_of_the_benchmarks() -> None:
-    assert replica_routing.table(results("replica_routing"), 4) in PAGE
-    assert real_routers.table(results("real_routers")) in PAGE
-    assert fleet.table(results("fleet"), "ragpulse_rag") in PAGE
-    assert agent_routing.table(results("agent_routing")["simulated"], 15) in PAGE
+    assert replica_routing.table(read_rows("replica_routing"), 4) in PAGE
+    assert real_routers.table(read_rows("real_routers")) in PAGE
+    assert fleet.table(read_rows("fleet"), "ragpulse_rag") in PAGE
+    assert agent_routing.table(read_rows("agent_routing_simulated"), 15) in PAGE
 
 
 def test_the_cost_of_routing_is_that_of_the_benchmark() -> None:
-    micros = [row["routers"]["ReplicaRouter"]["route_us_p50"] for row in results("replica_routing")]
+    micros = [row["routers"]["ReplicaRouter"]["route_us_p50"] for row in read_rows("replica_routing")]
     cost = re.search(r"It costs (\d+) to (\d+) µs per request", PAGE)
     assert cost is not None
     assert int(cost[1]) == round(min(micros), -1)
@@ -79,13 +75,13 @@ def test_the_cost_of_routing_is_that_of_the_benchmark() -> None:
 
 
 def test_the_simulated_fleet_agrees_with_engines() -> None:
-    for row in results("fleet_engines"):
+    for row in read_rows("fleet_engines"):
         assert abs(row["engines_hit_percent"] - row["simulated_hit_percent"]) <= 2
         assert f"{row['engines_hit_percent']:.1f} %" in PAGE
 
 
 def test_hints_use_a_header_that_the_published_routers_read() -> None:
-    found = results("real_routers_hints")
+    found = read_rows("real_routers_hints")
     read = {(row["router"], row["policy"].split()[0]): row["reads"] for row in found if row["reads"]}
     assert set(read) == {("sglang", "manual"), ("vllm", "consistent_hash"), ("vllm", "sticky_least_loaded")}
     plan = ContextPlanner().plan(["The sea is deep."], conversation="c", placement="tail")

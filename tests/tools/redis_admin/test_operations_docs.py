@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import re
 import subprocess
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from redis_servers import Cluster, SentinelSetup, Server, wait_until
+from result_files import read_rows
 from warmprefix import ContextPlanner, PlannerStats
 from warmprefix.stores import Conversation
 from warmprefix_redis import URL_SCHEMES, parse_redis_url
@@ -57,7 +57,7 @@ def test_every_kind_of_url_can_be_used(server: Server, cluster: Cluster, sentine
 def test_documented_sizes_match_the_measurement() -> None:
     text = section("What a turn costs")
     rows = [row.split(" | ") for row in re.findall(r"^\| ([^|]+ \| \d.*) \|$", text, re.MULTILINE)]
-    measured = json.loads((ROOT / "benchmarks/results/redis_state.json").read_text())["results"]["memory"]
+    measured = read_rows("redis_state_memory")
     servers = list(dict.fromkeys(row["server"] for row in measured))
     sizes: dict[tuple[str, str], list[int]] = {}
     for row in measured:
@@ -67,7 +67,7 @@ def test_documented_sizes_match_the_measurement() -> None:
 
 
 def test_documented_load_matches_the_measurement() -> None:
-    load = json.loads((ROOT / "benchmarks/results/redis_state.json").read_text())["results"]["load"]
+    load = read_rows("redis_state_load")
     assert "about 2,500 turns per second for a minute" in section("What a turn costs")
     assert max(round(row["turns/s"], -2) for row in load) == 2_500
 
