@@ -406,11 +406,11 @@ def table(rows: Sequence[Row]) -> str:
     """Return the table of docs/routing.md: hits in %, and the p95 of the TTFT in ms."""
     measured = {(row["stream"], row["router"], row["policy"], row["order"]): row for row in rows}
     questions, sessions = dict.fromkeys(str(row["stream"]) for row in rows)
-    columns = [(questions, order) for order in ("as retrieved", "planned", "hints")]
+    columns = [(questions, order) for order in ("planned", "hints")]
     columns += [(sessions, order) for order in ("as retrieved", "hints")]
     lines = [
-        "| router | questions, as retrieved | planned | planned, hints | sessions | sessions, hints |",
-        "|---|---|---|---|---|---|",
+        "| router | questions | questions, hints | sessions | sessions, hints |",
+        "|---|---|---|---|---|",
     ]
     for router_, policy in dict.fromkeys((row["router"], row["policy"]) for row in rows):
         if policy in ("random", "power_of_two"):  # they see neither prompts nor sessions

@@ -568,11 +568,8 @@ def numbers_of(text: str) -> list[int]:
 
 SHOWN = {
     "ragpulse_rag": "ragpulse_rag",
-    "ragpulse_rag, one hot document": "the same, hot",
     "multihoprag_partial100_bm25_k20": "multihoprag",
-    "qasper80_1024_bm25_k20": "qasper80",
     "generated_chats": "chats",
-    "generated_control": "control",
 }
 
 
