@@ -3,7 +3,7 @@
 Needs a Chromium on the PATH, or named by WARMPREFIX_BROWSER. An emulator stands in for the engine, and a planted reader
 for the model; passages and questions are those of the demo, from Python's own standard library.
 
-    python docs/pictures/screenshots.py [FOLDER]
+    PYTHONPATH=benchmarks python docs/pictures/screenshots.py [FOLDER]
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from typing import Any
 from openai import OpenAI
 from PIL import Image
 
+from planted_reader import PlantedReader
 from warmprefix import ContextBlock
 from warmprefix.traces import TraceRecorder
 from warmprefix_gateway import GatewayOptions, GatewayServer
 from warmprefix_tools.demo.corpus import read_standard_library
 from warmprefix_tools.demo.questions import ask
 from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer
-from warmprefix_tools.quality.reader import PlantedReader
 from warmprefix_tools.retriever import Bm25Retriever
 
 FOLDER = Path(__file__).parent

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from planted_reader import PlantedReader
 from warmprefix_tools.emulator.tokenizer import ChatMessage
 from warmprefix_tools.quality.arms import ArmPrompt, prompts_of
 from warmprefix_tools.quality.made_up import made_up_questions
 from warmprefix_tools.quality.paired import Comparison, compare_pairs, mcnemar
-from warmprefix_tools.quality.reader import PlantedReader
 from warmprefix_tools.quality.scores import score
 
 RUNS = 200
@@ -73,7 +73,7 @@ def test_something_must_be_compared() -> None:
 
 @pytest.fixture(scope="module")
 def prompts() -> list[ArmPrompt]:
-    return list(prompts_of(["relevance", "note"], list(made_up_questions(500)), 0))
+    return list(prompts_of(["relevance", "note"], list(made_up_questions(500))))
 
 
 def comparisons(prompts: list[ArmPrompt], reader: Callable[[int], PlantedReader]) -> Iterator[Comparison]:

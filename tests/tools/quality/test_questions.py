@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import re
 import zipfile
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from planted_reader import PlantedReader
 from warmprefix_tools.emulator.tokenizer import ChatMessage
 from warmprefix_tools.quality.arms import (
     ArmError,
@@ -26,7 +26,7 @@ from warmprefix_tools.quality.arms import (
     prompts_of,
 )
 from warmprefix_tools.quality.conversations import Messages
-from warmprefix_tools.quality.data_sets import DATA_SETS, DataSet, data_set_questions
+from warmprefix_tools.quality.data_sets import DATA_SETS, data_set_questions
 from warmprefix_tools.quality.made_up import made_up_questions
 from warmprefix_tools.quality.questions import (
     EarlierTurn,
@@ -35,7 +35,6 @@ from warmprefix_tools.quality.questions import (
     read_questions,
     squad_questions,
 )
-from warmprefix_tools.quality.reader import PlantedReader
 
 GOOD = {"id": "1", "question": "How deep?", "answers": ["3,688 m"], "passages": ["The sea.", "The sky."], "gold": [0]}
 
@@ -57,18 +56,18 @@ def test_a_file_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"question": " "}, "question must be a text"),
-        ({"question": 7}, "question must be a text"),
-        ({"answers": "3,688 m"}, "answers must be a list"),
-        ({"answers": [""]}, "answers must be a list"),
-        ({"passages": []}, "passages must be one or more"),
+        ({"question": " "}, "question: "),
+        ({"question": 7}, "question: "),
+        ({"answers": "3,688 m"}, "answers"),
+        ({"answers": [""]}, "answers"),
+        ({"passages": []}, "passages: .* at least 1 item"),
         ({"passages": ["a", "a"]}, "all different"),
-        ({"passages": ["\ud800"]}, "surrogates not allowed"),
+        ({"passages": ["\ud800"]}, "Invalid JSON"),
         ({"gold": [2]}, "gold must be a list of indices"),
-        ({"gold": [True]}, "gold must be a list of indices"),
-        ({"earlier": {}}, "earlier must be a list"),
-        ({"earlier": ["Why?"]}, "must be an object"),
-        ({"earlier": [{"question": "Why?", "answer": "", "passages": ["a"]}]}, "answer must be a text"),
+        ({"gold": [True]}, "gold.0: "),
+        ({"earlier": {}}, "earlier: "),
+        ({"earlier": ["Why?"]}, "earlier.0: "),
+        ({"earlier": [{"question": "Why?", "answer": "", "passages": ["a"]}]}, "earlier.0.answer: "),
         ({"earlier": [{"question": "Why?", "answer": "a", "passages": ["a", "a"]}]}, "all different"),
         ({"id": "1"}, "the id '1' is there twice"),
     ],
@@ -89,41 +88,18 @@ def test_other_files_are_refused(tmp_path: Path, content: bytes) -> None:
         read_questions(tmp_path / "missing.jsonl")
 
 
+@pytest.mark.parametrize("turns", [False, True])
 @pytest.mark.parametrize("language", ["en", "de", "es", "zh"])
-def test_made_up_questions_can_be_answered(language: str) -> None:
-    questions = list(made_up_questions(60, language=language, seed=3))
-    assert questions == list(made_up_questions(60, language=language, seed=3))
+def test_made_up_questions_can_be_answered(language: str, turns: bool) -> None:
+    questions = list(made_up_questions(60, language=language, turns=turns, seed=3))
+    assert questions == list(made_up_questions(60, language=language, turns=turns, seed=3))
     assert len({question.id for question in questions}) == 60
     for question in questions:
         assert len(set(question.passages)) == 8
         (gold,) = question.gold
         assert question.answers[0] in question.passages[gold]
-
-
-@pytest.mark.parametrize("kind", ["two-hop", "latest", "turns"])
-@pytest.mark.parametrize("language", ["en", "zh"])
-def test_other_kinds_can_be_answered(kind: Any, language: str) -> None:
-    questions = list(made_up_questions(60, kind=kind, language=language, seed=3))
-    assert len({question.id for question in questions}) == 60
-    for question in questions:
-        assert len(set(question.passages)) == 8
-        assert len(question.gold) == (2 if kind == "two-hop" else 1)
-        assert any(question.answers[0] in question.passages[at] for at in question.gold)
-        for turn in question.earlier:
-            assert len(set(turn.passages)) == 8
-    if kind == "turns":
-        shown = [{text for turn in question.earlier for text in turn.passages} for question in questions]
-        assert all(question.passages[question.gold[0]] in seen for question, seen in zip(questions, shown, strict=True))
-
-
-def test_the_order_is_evidence_where_the_latest_counts() -> None:
-    questions = list(made_up_questions(200, kind="latest"))
-    reader = PlantedReader(accuracy=1.0)
-    right: dict[str, int] = {"relevance": 0, "shuffled": 0}
-    for prompt in prompts_of(["relevance", "shuffled"], questions, 0):
-        right[prompt.arm] += answer_to(reader, prompt) == prompt.question.answers[0]
-    assert right["relevance"] == 200
-    assert right["shuffled"] < 150
+        assert [len(set(turn.passages)) for turn in question.earlier] == [8] * 2 * turns
+        assert not turns or any(question.passages[gold] in turn.passages for turn in question.earlier)
 
 
 def answer_to(reader: PlantedReader, prompt: ArmPrompt) -> str:
@@ -136,13 +112,13 @@ EVERY_ARM = [
 ]
 
 
-@pytest.mark.parametrize("kind", ["facts", "two-hop", "turns"])
-def test_each_arm_has_the_same_evidence(kind: Any) -> None:
-    questions = list(made_up_questions(80, kind=kind))
+@pytest.mark.parametrize("turns", [False, True])
+def test_each_arm_has_the_same_evidence(turns: bool) -> None:
+    questions = list(made_up_questions(80, turns=turns))
     names = expanded_arms(EVERY_ARM, questions)
     assert len(names) == len(set(names)) == 28
     reader = PlantedReader(accuracy=1.0)
-    for prompt in prompts_of(names, questions, 0):
+    for prompt in prompts_of(names, questions):
         texts = [message["content"] or "" for message in prompt.messages]
         if prompt.arm not in ("tool-part", "contained"):
             assert all(passage in "\n".join(texts) for passage in prompt.question.passages)
@@ -158,8 +134,8 @@ def test_each_arm_has_the_same_evidence(kind: Any) -> None:
 def test_each_arm_differs_from_its_baseline() -> None:
     questions = list(made_up_questions(40))
     names = expanded_arms(EVERY_ARM, questions)
-    prompts = list(prompts_of(names, questions, 0))
-    assert prompts == list(prompts_of(names, questions, 0))
+    prompts = list(prompts_of(names, questions))
+    assert prompts == list(prompts_of(names, questions))
     changed = {prompt.arm for prompt in prompts if prompt.is_changed}
     assert changed == {name for name in names if baseline_of(name) != name}
 
@@ -176,13 +152,6 @@ def test_arms_bring_their_baselines_along() -> None:
 
 def upper_case(question: EvidenceQuestion) -> Messages:
     return [{"role": "user", "content": f"{question.passages[0]} {question.question}".upper()}]
-
-
-def test_a_function_can_be_an_arm() -> None:
-    name = f"{__name__}:upper_case"
-    (own,) = [prompt for prompt in prompts_of(["relevance", name], list(made_up_questions(1)), 0) if prompt.arm == name]
-    assert own.messages == upper_case(own.question)
-    assert own.is_changed
 
 
 @compared_with(f"{__name__}:rightly")
@@ -210,7 +179,7 @@ def test_arms_do_what_their_names_promise() -> None:
     questions = list(made_up_questions(40))
     question = questions[-1]
     names = expanded_arms(EVERY_ARM, questions)
-    prompts = {prompt.arm: prompt for prompt in prompts_of(names, questions, 0)}
+    prompts = {prompt.arm: prompt for prompt in prompts_of(names, questions)}
     gold = question.passages[question.gold[0]]
     contexts = {arm: prompt.messages[1]["content"] for arm, prompt in prompts.items()}
     assert contexts["relevance"].startswith("\n\n".join(question.passages))
@@ -262,20 +231,6 @@ HOPS = [
     }
     for number in range(12)
 ]
-MUSIQUE = [
-    {
-        "id": f"2hop__{number}",
-        "question": f"Who wrote book {number}?",
-        "answer": f"Ann {number}",
-        "answer_aliases": [f"A. {number}"],
-        "answerable": number != 1,
-        "paragraphs": [
-            {"title": f"Book {number}", "paragraph_text": f"Ann {number} wrote book {number}.", "is_supporting": True},
-            {"title": "Sea", "paragraph_text": "The sea is deep.", "is_supporting": False},
-        ],
-    }
-    for number in range(3)
-]
 CHAT_TASKS = [
     {
         "task_id": f"chat-{number}",
@@ -313,7 +268,6 @@ FILES = {
     "xquad:de": json.dumps(SQUAD).encode(),
     "hotpotqa": json.dumps(HOPS).encode(),
     "2wiki": json.dumps(HOPS).encode(),
-    "musique": json.dumps(MUSIQUE).encode(),
     "mt-rag": "\n".join(map(json.dumps, CHAT_TASKS)).encode(),
     "locomo": zipped("chats/1.json", CHAT),
 }
@@ -363,8 +317,6 @@ def test_formats_are_read_completely(host: str, tmp_path: Path) -> None:
         needed = {hop.passages[at].split("\n")[0] for at in hop.gold}
         assert (needed, hop.answers) == ({f"Town {number}", f"River {number}"}, (f"Port {number}",))
         assert len(hop.passages) == 8
-    one, two, _ = fetched("musique", tmp_path, host)
-    assert (one.answers, two.answers) == (("Ann 0", "A. 0"), ())
     chats = fetched("mt-rag", tmp_path, host)
     assert [chat.id for chat in chats] == ["chat-1", "chat-2"]
     assert (chats[0].question, chats[0].answers) == ("How long does it last?", ("1 years",))
@@ -377,24 +329,12 @@ def test_formats_are_read_completely(host: str, tmp_path: Path) -> None:
 
 def test_another_file_is_refused(host: str, tmp_path: Path) -> None:
     with pytest.raises(QuestionsError, match="is not the file that is expected"):
-        fetched("musique", tmp_path, host, b"another")
+        fetched("hotpotqa", tmp_path, host, b"another")
+    with pytest.raises(QuestionsError, match="could not be fetched"):
+        fetched("hotpotqa", tmp_path, "http://127.0.0.1:1")
     assert not list(tmp_path.iterdir())
-    fetched("musique", tmp_path, host)
+    fetched("hotpotqa", tmp_path, host)
     (stored,) = tmp_path.iterdir()
     stored.write_bytes(stored.read_bytes()[:-1])
     with pytest.raises(QuestionsError, match="changed, or is incomplete"):
-        fetched("musique", tmp_path, host)
-
-
-def test_a_host_that_is_down_is_an_error(tmp_path: Path) -> None:
-    for host in ("http://127.0.0.1:1", "no address", "http://127.0.0.1:1/\n"):
-        with pytest.raises(QuestionsError, match="could not be fetched"):
-            fetched("musique", tmp_path, host)
-
-
-def test_each_data_set_has_a_source_a_licence_and_a_checksum() -> None:
-    for data_set in DATA_SETS.values():
-        assert isinstance(data_set, DataSet)
-        assert re.fullmatch(r"[0-9a-f]{40}", data_set.blob)
-        assert re.fullmatch(r"github\.com/\S+ at [0-9a-f]{7}, \S+", data_set.origin)
-        assert data_set.licence
+        fetched("hotpotqa", tmp_path, host)

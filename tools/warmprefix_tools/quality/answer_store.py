@@ -11,19 +11,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from warmprefix.errors import WarmprefixError
-from warmprefix_tools.quality.questions import EarlierTurn, EvidenceQuestion
+from warmprefix.errors import MissingExtraError, WarmprefixError
+from warmprefix_tools.quality.questions import EvidenceQuestion
+
+try:
+    from pydantic import TypeAdapter
+except ImportError as exc:
+    raise MissingExtraError("cli", "pydantic") from exc
 
 __all__ = ["AnswerStore", "CallKey", "GivenAnswer", "Judgement", "StoreFileError"]
 
-_VERSION = 2
+_VERSION = 3
+_QUESTIONS = TypeAdapter(list[EvidenceQuestion])
 _TABLES = """
 CREATE TABLE IF NOT EXISTS run (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS question (id TEXT PRIMARY KEY, number INTEGER NOT NULL, fields TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS answer (
-    question TEXT NOT NULL, arm TEXT NOT NULL, repeat INTEGER NOT NULL, is_changed INTEGER NOT NULL,
-    text TEXT, problem TEXT, prompt_tokens INTEGER, cached_tokens INTEGER, answer_tokens INTEGER, seconds REAL NOT NULL,
-    citations INTEGER, right_citations INTEGER,
+    question TEXT NOT NULL, arm TEXT NOT NULL, repeat INTEGER NOT NULL, fields TEXT NOT NULL,
     PRIMARY KEY (question, arm, repeat)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS judgement (
@@ -111,21 +114,16 @@ class AnswerStore:
             StoreFileError: The file belongs to another run.
         """
         wanted = {name: json.dumps(value) for name, value in {"version": _VERSION, **settings}.items()}
+        wanted["questions"] = _QUESTIONS.dump_json(list(questions)).decode()
         stored = dict(self._file.execute("SELECT name, value FROM run").fetchall())
-        if stored:
-            different = [name for name in wanted if stored.get(name) != wanted[name]]
-            if different or self.questions() != list(questions):
-                what = ", ".join(different) or "questions"
-                raise StoreFileError(f"{self.path} has the answers of a run with other {what}: choose another file")
-            return
-        fields = [(each.id, number, json.dumps(asdict(each))) for number, each in enumerate(questions)]
-        with self._transaction():
-            self._file.executemany("INSERT INTO question VALUES (?, ?, ?)", fields)
-            self._file.executemany("INSERT INTO run VALUES (?, ?)", wanted.items())
-
-    def _transaction(self) -> sqlite3.Connection:
-        self._file.execute("BEGIN IMMEDIATE")
-        return self._file
+        different = [name for name in wanted if stored.get(name) != wanted[name]]
+        if stored and different:
+            what = ", ".join(different)
+            raise StoreFileError(f"{self.path} has the answers of a run with other {what}: choose another file")
+        if not stored:
+            self._file.execute("BEGIN IMMEDIATE")
+            with self._file:
+                self._file.executemany("INSERT INTO run VALUES (?, ?)", wanted.items())
 
     def settings(self) -> dict[str, Any]:
         """Return the settings of the run.
@@ -133,27 +131,22 @@ class AnswerStore:
         Raises:
             StoreFileError: The file holds no run.
         """
-        stored = {name: json.loads(value) for name, value in self._file.execute("SELECT name, value FROM run")}
+        rows = self._file.execute("SELECT name, value FROM run WHERE name <> 'questions'")
+        stored = {name: json.loads(value) for name, value in rows}
         if stored.pop("version", None) != _VERSION:
             raise StoreFileError(f"{self.path} holds no run of this version")
         return stored
 
     def questions(self) -> list[EvidenceQuestion]:
         """Return the questions in their order."""
-        found: list[EvidenceQuestion] = []
-        for (text,) in self._file.execute("SELECT fields FROM question ORDER BY number"):
-            fields = json.loads(text)
-            lists = {name: tuple(fields[name]) for name in ("answers", "passages", "gold")}
-            earlier = tuple([EarlierTurn(asked, answer, tuple(texts)) for asked, answer, texts in fields["earlier"]])
-            found.append(EvidenceQuestion(fields["id"], fields["question"], **lists, earlier=earlier))
-        return found
+        (text,) = self._file.execute("SELECT value FROM run WHERE name = 'questions'").fetchone()
+        return _QUESTIONS.validate_json(text)
 
     def add(self, answer: GivenAnswer) -> None:
         """Store an answer at once; the first one of a call stays."""
         fields = asdict(answer)
-        del fields["key"]
-        values = (*answer.key, *fields.values())
-        self._file.execute(f"INSERT OR IGNORE INTO answer VALUES ({', '.join('?' * len(values))})", values)  # noqa: S608
+        values = (*fields.pop("key"), json.dumps(fields))
+        self._file.execute("INSERT OR IGNORE INTO answer VALUES (?, ?, ?, ?)", values)
 
     def done(self) -> set[CallKey]:
         """Return the calls that have an answer, or failed for a reason that will not go away."""
@@ -161,8 +154,8 @@ class AnswerStore:
 
     def answers(self) -> Iterator[GivenAnswer]:
         """Yield all answers, by question, arm and repeat."""
-        for question, arm, repeat, is_changed, *rest in self._file.execute("SELECT * FROM answer"):
-            yield GivenAnswer(CallKey(question, arm, repeat), bool(is_changed), *rest)
+        for *key, fields in self._file.execute("SELECT * FROM answer"):
+            yield GivenAnswer(CallKey(*key), **json.loads(fields))
 
     def begin_judging(self, judge: str) -> set[tuple[str, str, bool]]:
         """Store the name of the judge; return question, arm and order of all judgements.

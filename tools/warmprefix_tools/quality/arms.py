@@ -79,17 +79,17 @@ _Maker = Callable[[EvidenceQuestion], _Made]
 class _Arm(NamedTuple):
     baseline: str
     """The arm to compare it with; its own name for a baseline."""
-    new: Callable[[int, Sequence[EvidenceQuestion]], _Maker]
-    """Makes the arm's prompts, given a seed and all questions in their order."""
+    new: Callable[[Sequence[EvidenceQuestion]], _Maker]
+    """Makes the arm's prompts, given all questions in their order."""
 
 
-def prompts_of(arms: Sequence[str], questions: Sequence[EvidenceQuestion], seed: int) -> Iterator[ArmPrompt]:
+def prompts_of(arms: Sequence[str], questions: Sequence[EvidenceQuestion]) -> Iterator[ArmPrompt]:
     """Yield the prompts of all arms for each question; `arms` are names from `expanded_arms`.
 
     Arms that plan do so with one planner over the questions in their order, as an application that answers them one
     after another. O(tokens of all prompts).
     """
-    makers = {name: _arm(name).new(seed, questions) for name in arms}
+    makers = {name: _arm(name).new(questions) for name in arms}
     for question in questions:
         made = {name: maker(question) for name, maker in makers.items()}
         for name, prompt in made.items():
@@ -174,11 +174,11 @@ def _arm(name: str) -> _Arm:
 def _fixed(order: Callable[[EvidenceQuestion, random.Random], Sequence[str]], name: str = "") -> _Arm:
     """Return an arm with an order that no planner chooses."""
 
-    def new(seed: int, questions: Sequence[EvidenceQuestion]) -> _Maker:
+    def new(questions: Sequence[EvidenceQuestion]) -> _Maker:
         planner = ContextPlanner(annotate="none")
 
         def make(question: EvidenceQuestion) -> _Made:
-            rng = random.Random(f"{seed} {question.id}{name}")  # noqa: S311
+            rng = random.Random(f"{question.id}{name}")  # noqa: S311
             blocks = [ContextBlock(text) for text in order(question, rng)]
             plan = planner.plan(blocks, order_locked=True)
             planner.abandon(plan)
@@ -200,7 +200,7 @@ def _with_gold_at(question: EvidenceQuestion, place: int) -> Sequence[str]:
 
 
 def _planned(annotate: Annotate, system: str = SYSTEM, baseline: str = "relevance") -> _Arm:
-    def new(seed: int, questions: Sequence[EvidenceQuestion]) -> _Maker:
+    def new(questions: Sequence[EvidenceQuestion]) -> _Maker:
         planner = ContextPlanner(annotate=annotate)
 
         def make(question: EvidenceQuestion) -> _Made:
@@ -212,7 +212,7 @@ def _planned(annotate: Annotate, system: str = SYSTEM, baseline: str = "relevanc
     return _Arm(baseline, new)
 
 
-def _batch(seed: int, questions: Sequence[EvidenceQuestion]) -> _Maker:
+def _batch(questions: Sequence[EvidenceQuestion]) -> _Maker:
     requests = [BatchRequest(each.id, blocks_of(each), each.question) for each in questions]
     batch = ContextPlanner(annotate="none").plan_batch(requests, preamble=SYSTEM)
     plans = {planned.request.id: planned.plan for planned in batch.requests}
@@ -244,12 +244,12 @@ def _own(name: str) -> _Arm:
         raise ArmError(f"the arm {name!r} must be a function, got {type(make).__name__}")
     baseline = str(getattr(make, "baseline", "relevance"))
     if iscoroutinefunction(make):
-        return _Arm(baseline, lambda seed, questions: lambda question: _Made([], run=make))
-    return _Arm(baseline, lambda seed, questions: lambda question: _Made(cast("Messages", make(question))))
+        return _Arm(baseline, lambda questions: lambda question: _Made([], run=make))
+    return _Arm(baseline, lambda questions: lambda question: _Made(cast("Messages", make(question))))
 
 
 def _conversation(make: Callable[[EvidenceQuestion, str], Messages], baseline: str) -> _Arm:
-    return _Arm(baseline, lambda seed, questions: lambda question: _Made(make(question, SYSTEM)))
+    return _Arm(baseline, lambda questions: lambda question: _Made(make(question, SYSTEM)))
 
 
 _ARMS: Mapping[str, _Arm] = {

@@ -1,26 +1,62 @@
-"""Asks a model all questions in all arms."""
+"""Asks a model all questions in all arms, and a judge which answers are better; several calls at one time."""
 
 from __future__ import annotations
 
+import asyncio
+import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
-from warmprefix.errors import MissingExtraError
+from warmprefix.errors import MissingExtraError, WarmprefixError
 from warmprefix_requests.usage import token_usage
-from warmprefix_tools.quality.answer_store import AnswerStore, CallKey, GivenAnswer
-from warmprefix_tools.quality.arms import AgentsArm, ArmPrompt
-from warmprefix_tools.quality.calls import FailedCallError, RefusedPromptError, call_all, complete
-from warmprefix_tools.quality.quality_options import QualityOptions
-from warmprefix_tools.quality.scores import citations
+from warmprefix_tools.quality.answer_store import AnswerStore, CallKey, GivenAnswer, Judgement
+from warmprefix_tools.quality.arms import ArmPrompt
+from warmprefix_tools.quality.quality_options import EndpointOptions, QualityJudgeOptions, QualityOptions
+from warmprefix_tools.quality.questions import EvidenceQuestion
+from warmprefix_tools.quality.scores import citations, normalized
 
 try:
     import openai
+    from openai.types.chat import ChatCompletion
 except ImportError as exc:
     raise MissingExtraError("openai", "openai") from exc
 
-__all__ = ["ask_all"]
+__all__ = ["EndpointError", "ask_all", "judge_all"]
 
-_Call = tuple[CallKey, ArmPrompt]
+_AT_ONCE = 8
+_TIMEOUT_SECONDS = 600.0
+_MOST_FAILURES = 20
+"""After this many failed calls in a row, the endpoint counts as down."""
+_SEED = 0
+_JUDGE_PROMPT = """\
+Compare two answers to a question.
+
+Question: {question}
+Expected answer: {expected}
+
+Answer A: {first}
+
+Answer B: {second}
+
+Which answer agrees better with the expected one? Length and style do not count. Reply with one word: A, B, or equal."""
+_REFUSAL_EXPECTED = "The context does not hold the answer, so the right answer is a refusal."
+_VERDICT = re.compile(r"\W*(?:answer\s+)?(a|b|equal)\b\W*", re.IGNORECASE)
+_JUDGE_TOKENS = 8
+
+Call = TypeVar("Call")
+
+
+class EndpointError(WarmprefixError):
+    """The endpoint does not answer, so the run stopped; the message has the reason."""
+
+
+class _RefusedPromptError(Exception):
+    """The endpoint refuses these messages, and will refuse them again."""
+
+
+class _FailedCallError(Exception):
+    """A call had no usable answer; the next run makes it again."""
 
 
 async def ask_all(
@@ -34,47 +70,46 @@ async def ask_all(
     Args:
         prompts: All prompts of the run.
         store: Where the answers go.
-        options: The endpoint, the model, and how many calls run at one time.
+        options: The endpoint and the model.
         progress: Called after each call with the number of calls that are left.
 
     Raises:
-        EndpointError: See `call_all`.
+        EndpointError: 20 calls failed in a row, each after two retries, or the endpoint refuses the key or the model,
+            or calls are left because they failed.
     """
     done = store.done()
+    calls = [
+        (CallKey(prompt.question.id, prompt.arm, repeat), prompt)
+        for prompt in prompts
+        for repeat in range(options.repeats)
+    ]
 
-    async def make(client: openai.AsyncOpenAI, call: _Call) -> None:
+    async def make(client: openai.AsyncOpenAI, call: tuple[CallKey, ArmPrompt]) -> None:
         store.add(await _ask(client, options, *call))
 
-    await call_all([call for call in _calls(prompts, options.repeats) if call[0] not in done], options, make, progress)
-
-
-def _calls(prompts: Iterable[ArmPrompt], repeats: int) -> list[_Call]:
-    return [
-        (CallKey(prompt.question.id, prompt.arm, repeat), prompt) for prompt in prompts for repeat in range(repeats)
-    ]
+    await _call_all([call for call in calls if call[0] not in done], options, make, progress)
 
 
 async def _ask(client: openai.AsyncOpenAI, options: QualityOptions, key: CallKey, prompt: ArmPrompt) -> GivenAnswer:
     began = time.monotonic()
     if prompt.run is not None:
-        answered = await _run(prompt.run, prompt, client, options.model)
+        answered = await _run(prompt, client, options.model)
         return GivenAnswer(key, prompt.is_changed, answered, seconds=time.monotonic() - began)
-    seed = options.seed + key.repeat
+    settings = {"model": options.model, "max_tokens": options.max_tokens, "seed": _SEED + key.repeat}
     try:
-        answer = await complete(client, prompt.messages, model=options.model, max_tokens=options.max_tokens, seed=seed)
-    except RefusedPromptError as error:
+        answer = await _complete(client, prompt.messages, **settings)
+    except _RefusedPromptError as error:
         return GivenAnswer(key, prompt.is_changed, None, f"refused: {error}"[:300], seconds=time.monotonic() - began)
-    choice = answer.choices[0] if answer.choices else None
-    text = choice.message.content if choice is not None else None
-    problem = None if isinstance(text, str) else "no text"
-    if choice is not None and choice.finish_reason == "length":
+    text = _text_of(answer)
+    problem = "no text" if text is None else None
+    if answer.choices and answer.choices[0].finish_reason == "length":
         problem = "truncated"
     tokens = token_usage(answer.usage.model_dump() if answer.usage is not None else None)
-    cited = citations(text) if isinstance(text, str) and prompt.gold_labels else None
+    cited = citations(text) if text is not None and prompt.gold_labels else None
     return GivenAnswer(
         key,
         prompt.is_changed,
-        text.encode("utf-8", "replace").decode() if isinstance(text, str) else None,
+        text,
         problem,
         tokens.prompt_tokens,
         tokens.cached_tokens,
@@ -85,18 +120,160 @@ async def _ask(client: openai.AsyncOpenAI, options: QualityOptions, key: CallKey
     )
 
 
-async def _run(run: AgentsArm, prompt: ArmPrompt, client: openai.AsyncOpenAI, model: str) -> str:
+async def _run(prompt: ArmPrompt, client: openai.AsyncOpenAI, model: str) -> str:
     """Return the answer of an arm with calls of its own.
 
     Raises:
-        FailedCallError: It raised an error that is not the client's, or its answer is no text.
+        _FailedCallError: It raised an error that is not the client's, or its answer is no text.
     """
+    assert prompt.run is not None
     try:
-        text = await run(prompt.question, client, model)
+        text = await prompt.run(prompt.question, client, model)
     except openai.APIError:
         raise
     except Exception as error:
-        raise FailedCallError(f"{prompt.arm} raised {error!r}") from error
+        raise _FailedCallError(f"{prompt.arm} raised {error!r}") from error
     if not isinstance(text, str):
-        raise FailedCallError(f"{prompt.arm} must return a text, got {type(text).__name__}")
+        raise _FailedCallError(f"{prompt.arm} must return a text, got {type(text).__name__}")
+    return _storable(text)
+
+
+def _text_of(answer: ChatCompletion) -> str | None:
+    text = answer.choices[0].message.content if answer.choices else None
+    return _storable(text) if isinstance(text, str) else None
+
+
+def _storable(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
+
+
+# -- the judge ---------------------------------------------------------------------------------------------------------
+
+
+class _Pair(NamedTuple):
+    """Two answers for the judge, in one order."""
+
+    question: EvidenceQuestion
+    arm: str
+    arm_first: bool
+    first: str
+    second: str
+
+    @property
+    def prompt(self) -> str:
+        """The message for the judge."""
+        expected = " or ".join(self.question.answers) or _REFUSAL_EXPECTED
+        return _JUDGE_PROMPT.format(
+            question=self.question.question, expected=expected, first=self.first.strip(), second=self.second.strip()
+        )
+
+
+async def judge_all(store: AnswerStore, options: QualityJudgeOptions, progress: Callable[[int, int], None]) -> None:
+    """Ask the judge about each answer that differs from its baseline's, and store what it returns.
+
+    Of repeated calls, the first answer counts. Earlier judgements stay.
+
+    Args:
+        store: The answers of a run.
+        options: The judge's endpoint and model.
+        progress: Called after each call with the numbers of all calls and of those that are left.
+
+    Raises:
+        StoreFileError: The file holds no run, or the judgements of another model.
+        EndpointError: As of `ask_all`.
+    """
+    done = store.begin_judging(options.model)
+    pairs = list(_pairs(store))
+
+    async def make(client: openai.AsyncOpenAI, pair: _Pair) -> None:
+        messages = [{"role": "user", "content": pair.prompt}]
+        try:
+            text = _text_of(await _complete(client, messages, model=options.model, max_tokens=_JUDGE_TOKENS))
+        except _RefusedPromptError:
+            text = None
+        store.add_judgement(Judgement(pair.question.id, pair.arm, pair.arm_first, _preferred(text, pair.arm_first)))
+
+    waiting = [pair for pair in pairs if (pair.question.id, pair.arm, pair.arm_first) not in done]
+    await _call_all(waiting, options, make, lambda remaining: progress(len(pairs), remaining))
+
+
+def _pairs(store: AnswerStore) -> Iterator[_Pair]:
+    baselines = store.settings()["arms"]
+    questions = {question.id: question for question in store.questions()}
+    texts = {
+        (answer.key.question, answer.key.arm): answer.text
+        for answer in store.answers()
+        if answer.key.repeat == 0 and answer.text is not None
+    }
+    for (id, arm), text in texts.items():
+        other = texts.get((id, baselines[arm]))
+        if other is not None and normalized(other) != normalized(text):
+            yield _Pair(questions[id], arm, True, text, other)
+            yield _Pair(questions[id], arm, False, other, text)
+
+
+def _preferred(text: str | None, arm_first: bool) -> str | None:
+    """Return which answer the judge prefers; None if it answered something else."""
+    found = _VERDICT.fullmatch(text or "")
+    if found is None:
+        return None
+    word = found[1].lower()
+    return "neither" if word == "equal" else "arm" if (word == "a") == arm_first else "baseline"
+
+
+# -- calls -------------------------------------------------------------------------------------------------------------
+
+
+async def _call_all(
+    calls: Sequence[Call],
+    options: EndpointOptions,
+    make: Callable[[openai.AsyncOpenAI, Call], Awaitable[None]],
+    progress: Callable[[int], None],
+) -> None:
+    """Make all calls; `make` makes one and stores its result."""
+    remaining, failures = len(calls), 0
+    waiting = iter(calls)
+    client = openai.AsyncOpenAI(base_url=options.endpoint, api_key=options.api_key, timeout=_TIMEOUT_SECONDS)
+
+    async def work() -> None:
+        nonlocal remaining, failures
+        for call in waiting:
+            try:
+                await make(client, call)
+            except (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError) as error:
+                raise EndpointError(f"{options.endpoint} refuses the calls: {error}") from error
+            except (openai.APIError, _FailedCallError) as error:
+                failures += 1
+                if failures >= _MOST_FAILURES:
+                    raise EndpointError(f"{options.endpoint} failed {failures} times in a row: {error}") from error
+                continue
+            failures, remaining = 0, remaining - 1
+            progress(remaining)
+
+    async with client:
+        workers = [asyncio.create_task(work()) for _ in range(_AT_ONCE)]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+    if remaining:
+        raise EndpointError(f"{remaining} calls failed; run the same command again to make them")
+
+
+async def _complete(client: openai.AsyncOpenAI, messages: Sequence[Any], **settings: Any) -> ChatCompletion:
+    """Return the model's answer to a chat, at temperature 0.
+
+    Raises:
+        _RefusedPromptError: The prompt is too long for the model, or the endpoint refuses it for another lasting
+            reason.
+        openai.APIError: The call failed.
+    """
+    try:
+        answer = await client.chat.completions.create(messages=list(messages), temperature=0, **settings)
+    except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
+        raise _RefusedPromptError(str(error)) from error
+    if not isinstance(answer, ChatCompletion):  # the client passes on what is no JSON
+        raise _FailedCallError(f"the answer is no chat completion but {type(answer).__name__}")
+    return answer

@@ -101,17 +101,6 @@ def _titled(title: str, sentences: Iterable[str]) -> str:
     return f"{title}\n{''.join(sentences).strip()}"
 
 
-def _musique(data: bytes) -> Iterator[EvidenceQuestion]:
-    rows = json.loads(data)
-    texts = {id(each): _titled(each["title"], each["paragraph_text"]) for row in rows for each in row["paragraphs"]}
-    retriever = _retriever(texts.values())
-    for row in rows:
-        needed = [texts[id(each)] for each in row["paragraphs"] if each["is_supporting"]]
-        passages, gold = evidence_with(retriever, row["question"], needed)
-        answers = (row["answer"], *row["answer_aliases"]) if row["answerable"] else ()
-        yield EvidenceQuestion(row["id"], row["question"], answers, passages, gold)
-
-
 def _support_chats(data: bytes) -> Iterator[EvidenceQuestion]:
     """Read MT-RAG's tasks: the last turn of a conversation about documents, with the turns before it."""
     tasks = [json.loads(line) for line in data.decode().splitlines()]
@@ -194,7 +183,6 @@ DATA_SETS: Mapping[str, DataSet] = {
     "2wiki": DataSet(
         f"{_HIPPORAG}/2wikimultihopqa.json", "c87b01db53166b2b85b82d8773c6ed685bab2c16", "Apache-2.0", _multi_hop
     ),
-    "musique": DataSet(f"{_HIPPORAG}/musique.json", "fc0fcba05225d0975f0437deb3814418bf570942", "CC BY 4.0", _musique),
     "mt-rag": DataSet(
         "IBM/mt-rag-benchmark/cc5b1d481b391181b89f7ced860308482e785463/mtragun-human/generation_tasks/reference.jsonl",
         "1a11c239db1662ed77de437add5bc83403fbced0",

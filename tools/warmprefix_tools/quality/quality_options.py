@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from warmprefix_tools.option_checks import check_files, check_least, check_range
+from warmprefix_tools.option_checks import check_files, check_least
 from warmprefix_tools.quality.arms import ARM_NAMES, check_arm
 from warmprefix_tools.quality.data_sets import DATA_SETS
 from warmprefix_tools.quality.scores import JUDGE, MEASURES, scorer_named
@@ -30,14 +30,7 @@ class EndpointOptions:
 
     endpoint: Annotated[str, Option(metavar="URL", help="Base URL of the model, as http://vllm:8000/v1.")]
     model: Annotated[str, Option(help="Name of the model.")]
-    at_once: Annotated[int, Option(help="Calls at one time.")] = 8
-    timeout_seconds: Annotated[float, Option("--timeout", help="Seconds for one answer.")] = 120.0
     api_key: Annotated[str, Option(envvar="OPENAI_API_KEY", show_default=False, help="Key of the endpoint.")] = "none"
-
-    def __post_init__(self) -> None:
-        check_least("at_once", self.at_once, 1)
-        if not self.timeout_seconds > 0:
-            raise ValueError(f"timeout must be above 0, got {self.timeout_seconds}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,30 +42,22 @@ class QualityOptions(EndpointOptions):
         str,
         Option(
             metavar="DATA",
-            help=f"File of questions; made-up, made-up:SET or made-up:SET:LANGUAGE; or one of {', '.join(DATA_SETS)}.",
+            help=f"File of questions; made-up, made-up:turns, made-up:de ...; or one of {', '.join(DATA_SETS)}.",
         ),
     ] = "made-up"
     arms: Annotated[str, Option(metavar="NAMES", help=f"With commas, from {ARM_NAMES}.")] = _DEFAULT_ARMS
     limit: Annotated[int, Option(help="Most questions.")] = 500
     repeats: Annotated[int, Option(help="Calls per question and arm; 2 or more measure the model's own noise.")] = 1
     max_tokens: Annotated[int, Option(help="Most tokens of an answer.")] = 64
-    seed: Annotated[int, Option(help="Seed of random orders, and of the model.")] = 0
-    price: Annotated[float | None, Option(help="Price per million prompt tokens, to announce the cost.")] = None
-    answer_price: Annotated[float | None, Option(help="Price per million answer tokens.", show_default="nothing")] = (
-        None
-    )
     dry_run: Annotated[bool, Option("--dry-run", help="Only announce what a run would do.")] = False
 
     def __post_init__(self) -> None:
-        EndpointOptions.__post_init__(self)
         if not self.arm_names:
             raise ValueError(f"arms must be some of {ARM_NAMES}, got {self.arms!r}")
         for arm in self.arm_names:
             check_arm(arm)
         for name in ("limit", "repeats", "max_tokens"):
             check_least(name, getattr(self, name), 1)
-        for name in ("price", "answer_price"):
-            check_range(f"--{name.replace('_', '-')}", getattr(self, name), 0, 1_000_000)
 
     @property
     def arm_names(self) -> list[str]:

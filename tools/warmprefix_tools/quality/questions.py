@@ -6,11 +6,17 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 from warmprefix import ContextBlock
-from warmprefix.errors import WarmprefixError
+from warmprefix.errors import MissingExtraError, WarmprefixError
 from warmprefix_tools.retriever import Bm25Retriever
+
+try:
+    from annotated_types import Ge, Len
+    from pydantic import AfterValidator, BaseModel, Strict, StringConstraints, ValidationError
+except ImportError as exc:
+    raise MissingExtraError("cli", "pydantic") from exc
 
 __all__ = ["EarlierTurn", "EvidenceQuestion", "QuestionsError", "evidence_with", "read_questions", "squad_questions"]
 
@@ -44,6 +50,45 @@ class EvidenceQuestion:
     """Oldest first."""
 
 
+_Text = Annotated[str, StringConstraints(pattern=r"\S")]
+
+
+def _different(texts: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(texts)) < len(texts):
+        raise ValueError("must be all different")
+    return texts
+
+
+_Passages = Annotated[tuple[_Text, ...], Len(min_length=1), AfterValidator(_different)]
+
+
+class _Turn(BaseModel):
+    """A turn in a file of questions."""
+
+    question: _Text
+    answer: _Text
+    passages: _Passages
+
+
+class _Line(BaseModel):
+    """A line of a file of questions."""
+
+    id: str | int | None = None
+    question: _Text
+    answers: tuple[_Text, ...]
+    passages: _Passages
+    gold: tuple[Annotated[int, Strict(), Ge(0)], ...] = ()
+    earlier: tuple[_Turn, ...] = ()
+
+    def made(self, number: int) -> EvidenceQuestion:
+        """Return the question; a line without an id gets its number."""
+        if any(at >= len(self.passages) for at in self.gold):
+            raise ValueError("gold must be a list of indices of passages")
+        turns = tuple([EarlierTurn(turn.question, turn.answer, turn.passages) for turn in self.earlier])
+        id = str(number if self.id is None else self.id)
+        return EvidenceQuestion(id, self.question, self.answers, self.passages, self.gold, turns)
+
+
 def read_questions(path: Path) -> list[EvidenceQuestion]:
     """Read a file with one JSON object per line: `id`, `question`, `answers`, `passages`, and perhaps `gold` and
     `earlier`.
@@ -51,26 +96,27 @@ def read_questions(path: Path) -> list[EvidenceQuestion]:
     Raises:
         QuestionsError: The file can't be read, or a line is not of this form.
     """
-    questions: list[EvidenceQuestion] = []
-    ids: set[str] = set()
+    questions: dict[str, EvidenceQuestion] = {}
     try:
-        lines = path.read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
         raise QuestionsError(f"{path} could not be read: {error}") from error
     for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            question = _read(json.loads(line), number)
-            if question.id in ids:
-                raise ValueError(f"the id {question.id!r} is there twice")
-        except ValueError as error:
-            raise QuestionsError(f"{path}, line {number}: {error}") from error
-        ids.add(question.id)
-        questions.append(question)
+        if line.strip():
+            try:
+                question = _Line.model_validate_json(line).made(number)
+                if question.id in questions:
+                    raise ValueError(f"the id {question.id!r} is there twice")
+            except ValidationError as error:
+                found = error.errors()[0]
+                reason = ": ".join(filter(None, (".".join(map(str, found["loc"])), found["msg"])))
+                raise QuestionsError(f"{path}, line {number}: {reason}") from error
+            except ValueError as error:
+                raise QuestionsError(f"{path}, line {number}: {error}") from error
+            questions[question.id] = question
     if not questions:
         raise QuestionsError(f"{path} has no question")
-    return questions
+    return list(questions.values())
 
 
 def squad_questions(text: bytes) -> Iterator[EvidenceQuestion]:
@@ -104,41 +150,3 @@ def evidence_with(
     dropped = set(others[len(others) - max(0, len(found) + len(missing) - count) :])
     passages = [text for text in found if text not in dropped] + missing
     return tuple(passages), tuple(sorted({passages.index(text) for text in needed}))
-
-
-def _read(fields: Any, number: int) -> EvidenceQuestion:
-    question = _text(fields, "question")
-    answers, passages = _texts(fields, "answers"), _texts(fields, "passages")
-    _check_passages(passages)
-    gold = fields.get("gold", [])
-    if not isinstance(gold, list) or not all(type(n) is int and 0 <= n < len(passages) for n in gold):
-        raise ValueError("gold must be a list of indices of passages")
-    turns = fields.get("earlier", [])
-    if not isinstance(turns, list):
-        raise ValueError("earlier must be a list of turns")
-    earlier = [EarlierTurn(_text(turn, "question"), _text(turn, "answer"), _texts(turn, "passages")) for turn in turns]
-    for turn in earlier:
-        _check_passages(turn.passages)
-    json.dumps(fields, ensure_ascii=False).encode()  # half of a surrogate pair is an error
-    return EvidenceQuestion(str(fields.get("id", number)), question, answers, passages, tuple(gold), tuple(earlier))
-
-
-def _text(fields: Any, name: str) -> str:
-    if not isinstance(fields, dict):
-        raise ValueError(f"must be an object, got {type(fields).__name__}")
-    text = fields.get(name)
-    if not isinstance(text, str) or not text.strip():
-        raise ValueError(f"{name} must be a text that is not empty")
-    return text
-
-
-def _texts(fields: Any, name: str) -> tuple[str, ...]:
-    values = fields.get(name)
-    if not isinstance(values, list) or not all(isinstance(value, str) and value.strip() for value in values):
-        raise ValueError(f"{name} must be a list of texts that are not empty")
-    return tuple(values)
-
-
-def _check_passages(passages: Sequence[str]) -> None:
-    if not passages or len(set(passages)) < len(passages):
-        raise ValueError("passages must be one or more, all different")

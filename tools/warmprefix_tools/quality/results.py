@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean, pstdev
 from typing import Any
 
 from warmprefix.errors import WarmprefixError
+from warmprefix.forks import ForkSafeProperty
 from warmprefix_tools.quality.answer_store import AnswerStore, GivenAnswer
 from warmprefix_tools.quality.arms import arm_number
 from warmprefix_tools.quality.paired import Comparison, compare_pairs
 from warmprefix_tools.quality.questions import EvidenceQuestion
-from warmprefix_tools.quality.scores import JUDGE, AnswerScores, normalized, score, scorer_named
+from warmprefix_tools.quality.scores import JUDGE, AnswerScores, Scorer, normalized, score, scorer_named
 
 __all__ = [
     "ArmResult",
@@ -130,124 +131,124 @@ def results_of(store: AnswerStore, measure: str, margin: float) -> QualityResult
         NoAnswersError: It has no answer yet, or no judgement.
         ScoreError: The measure is unknown, or its function returned no score.
     """
-    settings = store.settings()
-    questions = {question.id: question for question in store.questions()}
-    if measure == JUDGE and store.judge() is None:
+    settings, questions = store.settings(), store.questions()
+    judged = measure == JUDGE
+    if judged and store.judge() is None:
         raise NoAnswersError(f"{store.path} has no judgements yet: see warmprefix quality judge")
-    scored = _ScoredAnswers(store.answers(), questions, "f1" if measure == JUDGE else measure)
-    arms = {arm: of for arm, of in settings["arms"].items() if arm in scored.calls or arm in scored.failed}
-    if not arms:
+    scored = _scored_arms(store, questions, "f1" if judged else measure)
+    baselines = {arm: of for arm, of in settings["arms"].items() if arm in scored}
+    if not baselines:
         raise NoAnswersError(f"{store.path} has no answers yet")
-    made: list[ArmResult] = []
-    for arm, baseline in arms.items():
-        mine, others = scored.values(arm), scored.values(baseline)
-        both = [question for question in questions if question in mine and question in others]
-        differences = [mine[each] - others[each] for each in both]
-        if measure == JUDGE:
-            judged = _preferences(store, arm)
-            equal = [each for each in both if scored.first_text(arm, each) == scored.first_text(baseline, each)]
-            found = [0.0 if each in equal else judged.get(each) for each in both]
-            differences = [each for each in found if each is not None]
-        given = [answer for answer in scored.answers if answer.key.arm == arm]
-        cached = [answer.cached_tokens for answer in given if answer.cached_tokens is not None]
-        repeated = [[value for _, value in calls] for calls in scored.calls[arm].values() if len(calls) > 1]
-        made.append(
-            ArmResult(
-                arm,
-                baseline,
-                len(mine),
-                len(scored.failed[arm]),
-                sum(answer.problem == "truncated" for answer in given),
-                scored.means(arm),
-                None if measure == JUDGE else fmean(mine.values()) if mine else 0.0,
-                len(both) - len(differences) if measure == JUDGE and arm != baseline else 0,
-                len({answer.key.question for answer in given if answer.is_changed}),
-                compare_pairs(differences) if arm != baseline and differences else None,
-                fmean(len(set(values)) > 1 for values in repeated) if repeated else None,
-                sum(answer.prompt_tokens or 0 for answer in given),
-                sum(cached) if cached else None,
-                sum(answer.citations or 0 for answer in given),
-                sum(answer.right_citations or 0 for answer in given),
-            )
-        )
-    by_place = {place: arm for arm in made if (place := arm_number(arm.arm, "gold")) is not None}
-    positions = {place: by_place[place].score or 0.0 for place in sorted(by_place)} if measure != JUDGE else {}
-    shuffled = [arm for arm in arms if arm_number(arm, "shuffled") is not None and measure != JUDGE]
-    orders = [scored.values(arm) for arm in shuffled]
-    return QualityResults(settings, len(questions), measure, margin, tuple(made), positions, _order_effect(orders))
+    preferences = _preferences(store) if judged else {}
+    arms = tuple([_result(scored, arm, of, preferences if judged else None) for arm, of in baselines.items()])
+    places = {place: arm.score for arm in arms if (place := arm_number(arm.arm, "gold")) and arm.score is not None}
+    orders = [scored[arm].values for arm in baselines if arm_number(arm, "shuffled") and not judged]
+    positions = dict(sorted(places.items()))
+    return QualityResults(settings, len(questions), measure, margin, arms, positions, _order_effect(orders))
+
+
+def _result(
+    scored: Mapping[str, _ScoredArm],
+    arm: str,
+    baseline: str,
+    preferences: Mapping[tuple[str, str], float | None] | None,
+) -> ArmResult:
+    """Return the result of an arm, compared by the measure; or by preferences, of arm and question, if there are."""
+    mine, others = scored[arm], scored.get(baseline, _ScoredArm())
+    both = [id for id in mine.values if id in others.values]
+    differences = [mine.values[id] - others.values[id] for id in both]
+    if preferences is not None:
+        equal = {id: 0.0 for id in both if mine.first_texts.get(id) == others.first_texts.get(id)}
+        found = [equal[id] if id in equal else preferences.get((arm, id)) for id in both]
+        differences = [each for each in found if each is not None]
+    given = mine.answers
+    cached = [answer.cached_tokens for answer in given if answer.cached_tokens is not None]
+    repeated = [len(set(values)) > 1 for values in mine.calls.values() if len(values) > 1]
+    return ArmResult(
+        arm,
+        baseline,
+        len(mine.values),
+        len(mine.failed),
+        sum(answer.problem == "truncated" for answer in given),
+        mine.means(),
+        fmean(mine.values.values() or [0.0]) if preferences is None else None,
+        0 if arm == baseline else len(both) - len(differences),
+        len({answer.key.question for answer in given if answer.is_changed}),
+        compare_pairs(differences) if arm != baseline and differences else None,
+        fmean(repeated) if repeated else None,
+        sum(answer.prompt_tokens or 0 for answer in given),
+        sum(cached) if cached else None,
+        sum(answer.citations or 0 for answer in given),
+        sum(answer.right_citations or 0 for answer in given),
+    )
 
 
 def _order_effect(orders: Sequence[Mapping[str, float]]) -> OrderEffect | None:
-    if len(orders) < 2:
-        return None
-    common = set(orders[0]).intersection(*orders[1:])
+    common = set(orders[0]).intersection(*orders[1:]) if len(orders) > 1 else set()
     values = [[order[id] for order in orders] for id in sorted(common)]
     if not values:
         return None
     return OrderEffect(len(orders), fmean(map(pstdev, values)), fmean(len(set(each)) > 1 for each in values))
 
 
-def _preferences(store: AnswerStore, arm: str) -> Mapping[str, float | None]:
-    """Return 1 for each question whose answer in this arm is preferred to the baseline's, -1 for the opposite.
+def _preferences(store: AnswerStore) -> dict[tuple[str, str], float | None]:
+    """Return by arm and question 1 if the arm's answer is preferred to the baseline's, -1 for the opposite.
 
     0 if the judge finds both equal, or changes its mind with the order; None if it answered something else.
     """
-    values = {"arm": 1, "neither": 0, "baseline": -1}
-    judged: dict[str, list[str | None]] = {}
-    for judgement in store.judgements():
-        if judgement.arm == arm:
-            judged.setdefault(judgement.question, []).append(judgement.preferred)
-    found: dict[str, float | None] = {}
-    for id, verdicts in judged.items():
-        both = [values[each] for each in verdicts if each is not None]
-        if len(both) < 2:
-            found[id] = None
-        else:
-            found[id] = float(both[0]) if both[0] == both[1] else 0.0
-    return found
+    values = {"arm": 1.0, "neither": 0.0, "baseline": -1.0}
+    judged: dict[tuple[str, str], list[float | None]] = defaultdict(list)
+    for each in store.judgements():
+        judged[each.arm, each.question].append(values.get(each.preferred or ""))
+    return {
+        key: None if len(both) < 2 or None in both else both[0] if both[0] == both[1] else 0.0
+        for key, both in judged.items()
+    }
 
 
-class _ScoredAnswers:
-    """The answers of a run with their scores."""
+class _ScoredArm:
+    """The answers of one arm with their scores."""
 
-    def __init__(self, answers: Iterable[GivenAnswer], questions: Mapping[str, EvidenceQuestion], measure: str) -> None:
-        scorer = scorer_named(measure)
-        self.answers = list(answers)
-        self.calls: dict[str, dict[str, list[tuple[AnswerScores, float]]]] = defaultdict(lambda: defaultdict(list))
-        """For each arm and question, all scores and the measure of its calls."""
-        self.failed: dict[str, set[str]] = defaultdict(set)
-        """For each arm, the questions of which a call failed."""
-        self._texts: dict[tuple[str, str], str] = {}
-        for answer in self.answers:
-            id, arm, repeat = answer.key
-            if answer.text is None:
-                self.failed[arm].add(id)
-                continue
-            expected = questions[id].answers
-            self.calls[arm][id].append((score(answer.text, expected), scorer(answer.text, expected)))
-            if repeat == 0:
-                self._texts[arm, id] = normalized(answer.text)
+    def __init__(self) -> None:
+        self.answers: list[GivenAnswer] = []
+        self.failed: set[str] = set()
+        """Questions of which a call failed."""
+        self.calls: defaultdict[str, list[float]] = defaultdict(list)
+        """The measure of each call, by question."""
+        self.first_texts: dict[str, str] = {}
+        """First answers without case and punctuation, by question."""
+        self._scores: defaultdict[str, list[AnswerScores]] = defaultdict(list)
 
-    def first_text(self, arm: str, question: str) -> str | None:
-        """Return the first answer without case and punctuation."""
-        return self._texts.get((arm, question))
+    def add(self, answer: GivenAnswer, expected: Sequence[str], scorer: Scorer) -> None:
+        """Add an answer."""
+        id = answer.key.question
+        self.answers.append(answer)
+        if answer.text is None:
+            self.failed.add(id)
+            return
+        self.calls[id].append(scorer(answer.text, expected))
+        self._scores[id].append(score(answer.text, expected))
+        if answer.key.repeat == 0:
+            self.first_texts[id] = normalized(answer.text)
 
-    def values(self, arm: str) -> dict[str, float]:
-        """Return for each question the mean of the measure, unless one of its calls failed."""
-        return {id: fmean(value for _, value in calls) for id, calls in self._complete(arm)}
+    @ForkSafeProperty
+    def values(self) -> dict[str, float]:
+        """The mean of the measure by question, without those of which a call failed."""
+        return {id: fmean(values) for id, values in self.calls.items() if id not in self.failed}
 
-    def means(self, arm: str) -> AnswerScores:
+    def means(self) -> AnswerScores:
         """Return the means of all scores."""
-        by_question = [
-            AnswerScores(*map(fmean, zip(*[scores for scores, _ in calls], strict=True)))
-            for _, calls in self._complete(arm)
-        ]
-        if not by_question:
-            return AnswerScores(0.0, 0.0, 0.0, 0.0)
-        return AnswerScores(*map(fmean, zip(*by_question, strict=True)))
+        means = [AnswerScores(*map(fmean, zip(*self._scores[id], strict=True))) for id in self.values]
+        return AnswerScores(*map(fmean, zip(*(means or [AnswerScores(0.0, 0.0, 0.0, 0.0)]), strict=True)))
 
-    def _complete(self, arm: str) -> list[tuple[str, list[tuple[AnswerScores, float]]]]:
-        return [(id, calls) for id, calls in self.calls.get(arm, {}).items() if id not in self.failed.get(arm, ())]
+
+def _scored_arms(store: AnswerStore, questions: Sequence[EvidenceQuestion], measure: str) -> dict[str, _ScoredArm]:
+    scorer = scorer_named(measure)
+    expected = {question.id: question.answers for question in questions}
+    arms: defaultdict[str, _ScoredArm] = defaultdict(_ScoredArm)
+    for answer in store.answers():
+        arms[answer.key.arm].add(answer, expected[answer.key.question], scorer)
+    return dict(arms)
 
 
 def compare_runs(earlier: AnswerStore, later: AnswerStore, measure: str) -> dict[str, Comparison]:
@@ -258,17 +259,16 @@ def compare_runs(earlier: AnswerStore, later: AnswerStore, measure: str) -> dict
         NoAnswersError: The runs have other questions, or no arm in common with an answer to the same question.
         ScoreError: The measure is unknown, or its function returned no score.
     """
-    questions = {question.id: question for question in later.questions()}
-    if earlier.questions() != list(questions.values()):
+    arms, questions = later.settings()["arms"], later.questions()
+    if earlier.settings() and earlier.questions() != questions:
         raise NoAnswersError(f"{earlier.path} and {later.path} have different questions")
-    arms = later.settings()["arms"]
-    before, after = (_ScoredAnswers(store.answers(), questions, measure) for store in (earlier, later))
+    before, after = (_scored_arms(store, questions, measure) for store in (earlier, later))
     found: dict[str, Comparison] = {}
     for arm in arms:
-        old, new = before.values(arm), after.values(arm)
-        differences = [new[id] - old[id] for id in questions if id in new and id in old]
-        if differences:
-            found[arm] = compare_pairs(differences)
+        if arm in before and arm in after:
+            old, new = before[arm].values, after[arm].values
+            if differences := [new[id] - old[id] for id in new if id in old]:
+                found[arm] = compare_pairs(differences)
     if not found:
         raise NoAnswersError(f"{earlier.path} and {later.path} have no answers in common")
     return found

@@ -7,7 +7,6 @@ import json
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
-from typing import cast, get_args
 
 from warmprefix.errors import MissingExtraError
 from warmprefix_openai.outputs import OutputError, check_writable, standard_output
@@ -15,10 +14,9 @@ from warmprefix_tools.console import progress_bar, report_console, write_json, w
 from warmprefix_tools.option_checks import STDOUT
 from warmprefix_tools.quality.answer_store import AnswerStore
 from warmprefix_tools.quality.arms import ArmPrompt, baseline_of, expanded_arms, prompts_of
-from warmprefix_tools.quality.asking import ask_all
+from warmprefix_tools.quality.asking import ask_all, judge_all
 from warmprefix_tools.quality.data_sets import DATA_SETS, cache_folder, data_set_questions
-from warmprefix_tools.quality.judging import judge_all
-from warmprefix_tools.quality.made_up import LANGUAGES, MadeUpSet, made_up_questions
+from warmprefix_tools.quality.made_up import LANGUAGES, made_up_questions
 from warmprefix_tools.quality.page import quality_page
 from warmprefix_tools.quality.paired import detectable_difference
 from warmprefix_tools.quality.quality_options import (
@@ -40,7 +38,7 @@ except ImportError as exc:
 
 __all__ = ["run_quality", "run_quality_compare", "run_quality_judge", "run_quality_report"]
 
-_MADE_UP = "made-up"
+_MADE_UP, _TURNS = "made-up", "turns"
 _CHARACTERS_PER_TOKEN = 4
 
 
@@ -59,13 +57,13 @@ def run_quality(options: QualityOptions) -> None:
         console.print(f"Questions from {data_set.origin}. Licence: {data_set.licence}.")
     questions = questions_of(options)
     arms = expanded_arms(options.arm_names, questions)
-    prompts = list(prompts_of(arms, questions, options.seed))
+    prompts = list(prompts_of(arms, questions))
     if options.dry_run:
         for line in announcement(prompts, options, 0):
             console.print(line)
         return
     with AnswerStore(options.answers) as store:
-        names = ("model", "data", "repeats", "max_tokens", "seed")
+        names = ("model", "data", "repeats", "max_tokens")
         store.begin(
             {**{name: getattr(options, name) for name in names}, "arms": {arm: baseline_of(arm) for arm in arms}},
             questions,
@@ -93,13 +91,11 @@ def questions_of(options: QualityOptions) -> list[EvidenceQuestion]:
         return list(islice(data_set_questions(DATA_SETS[options.data], cache_folder()), options.limit))
     name, *parts = options.data.split(":")
     if name == _MADE_UP:
-        languages = [part for part in parts if part in LANGUAGES]
-        kinds = [part for part in parts if part in get_args(MadeUpSet)]
-        if len(languages) > 1 or len(kinds) > 1 or len(languages) + len(kinds) < len(parts):
-            allowed = f"{', '.join(get_args(MadeUpSet))}; {', '.join(LANGUAGES)}"
-            raise QuestionsError(f"made-up questions must be of {allowed}, got {options.data!r}")
-        kind = cast("MadeUpSet", (kinds or ["facts"])[0])
-        return list(made_up_questions(options.limit, kind=kind, language=(languages or ["en"])[0], seed=options.seed))
+        language = next((part for part in parts if part in LANGUAGES), "en")
+        turns = _TURNS in parts
+        if sorted(parts) not in (sorted([language] * (language in parts) + [_TURNS] * turns), []):
+            raise QuestionsError(f"made-up questions must be of {_TURNS}; {', '.join(LANGUAGES)}, got {options.data!r}")
+        return list(made_up_questions(options.limit, language=language, turns=turns))
     if path.suffix != ".json":
         return list(islice(read_questions(path), options.limit))
     try:
@@ -109,24 +105,18 @@ def questions_of(options: QualityOptions) -> list[EvidenceQuestion]:
 
 
 def announcement(prompts: Sequence[ArmPrompt], options: QualityOptions, done: int) -> list[str]:
-    """Return what a run will do, what it may cost, and what it can show."""
+    """Return what a run will do, and what it can show."""
     arms = len({prompt.arm for prompt in prompts})
     questions, calls = len(prompts) // arms, len(prompts) * options.repeats
     characters = sum(len(str(message.get("content"))) for prompt in prompts for message in prompt.messages)
     tokens = options.repeats * characters // _CHARACTERS_PER_TOKEN
     few, many = (100 * detectable_difference(questions, share) for share in (0.02, 0.1))
-    lines = [
+    return [
         f"{questions} questions in {arms} arms: {calls:,} calls, about {rounded(tokens)} prompt tokens"
         + (f"; {done:,} calls are done." if done else "."),
         f"This finds a difference of {few:.1f} points if an arm changes 2% of the answers from right to wrong or back,"
         f" and of {many:.1f} points if it changes 10%.",
     ]
-    if options.price is not None or options.answer_price is not None:
-        most = tokens * (options.price or 0) + calls * options.max_tokens * (options.answer_price or 0)
-        lines.append(
-            f"At these prices that is at most about {most / 1_000_000:,.2f}, without a discount for the cache."
-        )
-    return lines
 
 
 def run_quality_judge(options: QualityJudgeOptions) -> None:

@@ -11,10 +11,7 @@ from warmprefix_tools.emulator.tokenizer import ChatMessage
 
 __all__ = ["PlantedReader"]
 
-_QUESTION = re.compile(
-    r"(?P<latest>By the last passage that names it, w|W)hat is the (?P<attribute>[\w ]+?) of"
-    r" (?P<partner>the partner of )?(?P<entity>\S+)\?\s*$"
-)
+_QUESTION = re.compile(r"What is the (?P<attribute>[\w ]+?) of (?P<entity>\S+)\?\s*$")
 _CITES = "name the [label] of the passage"
 _NOTE = re.compile(r"Most relevant above|priority order")
 _LABEL = re.compile(r"^\[ctx-\w+\]", re.MULTILINE)
@@ -50,17 +47,10 @@ class PlantedReader:
         asked = _QUESTION.search(messages[begin].text)
         if asked is None:
             return "All of them."
-        entity = re.escape(asked["entity"])
-        if asked["partner"]:
-            partner = re.search(rf"The partner of {entity} is (\S+)\.", prompt)
-            if partner is None:
-                return "unanswerable"
-            entity = re.escape(partner[1])
-        fact = re.compile(rf"The {re.escape(asked['attribute'])} of {entity} is (\w+)\.")
-        all_found = list(fact.finditer(prompt))
-        if not all_found:
+        fact = re.compile(rf"The {re.escape(asked['attribute'])} of {re.escape(asked['entity'])} is (\w+)\.")
+        found = fact.search(prompt)
+        if found is None:
             return "unanswerable"
-        found = all_found[-1 if asked["latest"].startswith("By") else 0]
         share = found.start() / len(prompt)
         chance = self.accuracy - self.position_loss * 4 * share * (1 - share)
         chance -= self.note_loss * bool(_NOTE.search(last))
