@@ -47,6 +47,13 @@ def test_the_prompts_are_those_that_the_script_draws(monkeypatch: pytest.MonkeyP
     assert script("prompt", monkeypatch).picture() == (PICTURES / "prompt.svg").read_text(encoding="utf-8")
 
 
+def test_the_diagrams_are_those_that_the_script_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (PICTURES.parent / "concepts.md").read_text(encoding="utf-8")
+    for name, svg in script("diagrams", monkeypatch).diagrams().items():
+        assert (PICTURES / name).read_text(encoding="utf-8") == svg
+        assert f"(pictures/{name})" in page
+
+
 def test_the_trees_are_those_that_the_script_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     committed = (PICTURES / "tree.svg").read_text(encoding="utf-8")
     drawn = script("tree", monkeypatch).picture()
