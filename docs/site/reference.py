@@ -30,11 +30,21 @@ MODULES = (
 """Public modules outside the `__init__.py` files, which applications import by their full name."""
 GROUPS = {
     "The core": ("warmprefix",),
+    "Next to the core": (
+        "warmprefix_redis",
+        "warmprefix_kv_events",
+        "warmprefix_telemetry",
+        "warmprefix_baselines",
+        "warmprefix_requests",
+        "warmprefix_routing",
+        "warmprefix_openai",
+    ),
     "Frameworks and the gateway": (
         "warmprefix_langchain",
         "warmprefix_llamaindex",
         "warmprefix_mem0",
         "warmprefix_chain_of_agents",
+        "warmprefix_ray",
         "warmprefix_gateway",
     ),
     "Tools and kernels": ("warmprefix_tools", "warmprefix_kernels"),
