@@ -189,10 +189,10 @@ def test_doctor_writes_the_committed_json(
     freeze("doctor.json", run("doctor", "log.jsonl"), make.__name__)
 
 
-def test_doctor_with_a_small_cache_writes_the_committed_json(freeze: Callable[..., None]) -> None:
+def test_doctor_with_larger_blocks_writes_the_committed_json(freeze: Callable[..., None]) -> None:
     rng = random.Random(4)
     bodies = [body for make in LOGS for body in make(rng)]
     rng.shuffle(bodies)
     write_lines("log.jsonl", bodies)
-    options = ["--capacity-tokens", 2000, "--kv-block-size", 32, "--fail-above", 1]
-    freeze("doctor.json", run("doctor", "log.jsonl", *options, status=1), "all with a small cache")
+    options = ["--kv-block-size", 32, "--fail-above", 1]
+    freeze("doctor.json", run("doctor", "log.jsonl", *options, status=1), "all with larger blocks")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -74,25 +72,6 @@ def test_hits_are_the_emulators(prompts: Sequence[tuple[Sequence[Turn], str | No
     assert outcome.prompt_tokens == totals
     assert outcome.hit_tokens == hits
     assert all(tokens >= 0 for tokens in seen_tokens(log.as_sent(), log.pool))
-
-
-@pytest.mark.sample(3)
-@pytest.mark.parametrize("seed", range(8))
-def test_bounded_hits_are_nearly_the_emulators(seed: int) -> None:
-    """Both evict in the same order, but the emulator's pool has some KV blocks twice."""
-    rng = random.Random(seed)
-    words = ["tide", "moon", "rises", "under", "a", "harbour.", "Then", "nothing,", "slowly"]
-    texts = [" ".join(rng.choices(words, k=rng.randint(20, 80))) for _ in range(30)]
-    prompts = [
-        ([("user", "\n".join(rng.sample(texts[:12], 4)[: rng.randint(1, 4)] + texts[12:14]))], None) for _ in range(300)
-    ]
-    capacity_blocks = rng.choice([60, 120, 250])
-    log = log_of(prompts)
-    outcome = simulate(log.as_sent(), log.pool, 16, capacity_blocks * 16)
-    _, hits = emulated(prompts, PrefixCache(capacity_blocks + 1, 16))
-    _, unbounded = emulated(prompts, PrefixCache(100_000, 16))
-    assert sum(hits) < sum(unbounded)
-    assert sum(outcome.hit_tokens) == pytest.approx(sum(hits), rel=0.05)
 
 
 def test_donor_is_the_first_request_with_the_found_tokens() -> None:

@@ -95,7 +95,6 @@ def test_standard_output_takes_json_alone(cold: Path) -> None:
     report = json.loads(done.stdout)
     assert "40 requests from" in done.stderr
     assert report["requests"] == 40
-    assert report["capacity_tokens"] == "unbounded"
     assert report["hit_tokens"] + report["lost_tokens"] == report["repaired_hit_tokens"]
     assert report["lost_share"] == pytest.approx(report["lost_tokens"] / report["prompt_tokens"])
     (finding,) = report["findings"]
@@ -169,7 +168,6 @@ def options(**values: Any) -> Callable[[], object]:
     ("call", "message"),
     [
         (options(kv_block_size=0), "--kv-block-size must be 1 or more, got 0"),
-        (options(capacity_tokens=15), "--capacity-tokens must be --kv-block-size (16) or more, got 15"),
         (options(fail_above=101), "--fail-above must be from 0 to 100, got 101"),
         (options(fail_above=-0.5), "--fail-above must be from 0 to 100, got -0.5"),
         (options(fail_above=float("nan")), "--fail-above must be from 0 to 100, got nan"),
@@ -180,7 +178,6 @@ def options(**values: Any) -> Callable[[], object]:
         ),
         (options(json_file=Path("log")), "--json must name a file that the command does not read, got log"),
         (lambda: diagnose(ReadLog(), 0), "kv_block_size must be 1 or more, got 0"),
-        (lambda: diagnose(ReadLog(), 16, 15), "capacity_tokens must be kv_block_size (16) or more, got 15"),
     ],
 )
 def test_bad_values_are_refused_by_name_value_and_range(call: Callable[[], object], message: str) -> None:

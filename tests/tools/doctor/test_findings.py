@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from warmprefix_tools.demo.corpus import LibraryEntry
-from warmprefix_tools.doctor.checks import ADVICE, CHECKS, SALT_SHARED, UNUSED_TOOLS
 from warmprefix_tools.doctor.diagnosis import _charges, diagnose
 from warmprefix_tools.doctor.findings import DoctorReport, Finding
 from warmprefix_tools.doctor.log_reader import read_log
 from warmprefix_tools.doctor.profile_checks import PROFILE_KINDS
+from warmprefix_tools.doctor.repairs import ADVICE, SALT_SHARED, VAGUEST_FIRST
 
 Body = dict[str, Any]
 
@@ -163,15 +163,6 @@ def test_passages_without_labels_are_recognised(look: Callable[..., DoctorReport
     assert kinds(look(bodies)) == {"passage-order"}
 
 
-def test_short_prompts_are_reported(look: Callable[..., DoctorReport]) -> None:
-    body = {"model": "m", "messages": [{"role": "user", "content": "Is it so?"}]}
-    report = look([body] * 30)
-    assert report.hit_tokens == 0
-    finding = only(report)
-    assert (finding.kind, finding.requests) == ("short-prompt", 29)
-    assert look([body] * 30, kv_block_size=4).findings == ()
-
-
 def test_tenants_without_salts_are_reported_at_no_cost(look: Callable[..., DoctorReport]) -> None:
     bodies = [chat(RULES, f"Why {n}?", metadata={"tenant": f"t{n % 2}"}) for n in range(20)]
     report = look(bodies)
@@ -266,19 +257,9 @@ def test_report_quotes_prompts_only_around_the_spot(look: Callable[..., DoctorRe
         assert len(finding.divergence.later.snippet) <= 202
 
 
-def test_bounded_cache_finds_less(
-    make_log: Callable[..., Any], examine: Callable[..., DoctorReport], look: Callable[..., DoctorReport]
-) -> None:
-    bodies = make_log("rag", 2, "timestamp").bodies
-    free, bounded = look(bodies), look(bodies, capacity_tokens=3_000)
-    assert (free.capacity_tokens, bounded.capacity_tokens) == (None, 3_000)
-    assert bounded.prompt_tokens == free.prompt_tokens
-    assert bounded.repaired_hit_tokens < free.repaired_hit_tokens
-
-
 def test_docs_list_every_kind_with_title_and_fix() -> None:
     page = (Path(__file__).parents[3] / "docs" / "doctor.md").read_text(encoding="utf-8")
-    assert set(ADVICE) == {*CHECKS, SALT_SHARED, UNUSED_TOOLS, *PROFILE_KINDS}
+    assert set(ADVICE) == {*VAGUEST_FIRST, SALT_SHARED, *PROFILE_KINDS}
     for kind, (title, fix) in ADVICE.items():
         assert f"| `{kind}` | {title} | {fix} |\n" in page
 
@@ -443,20 +424,6 @@ def test_tools_without_a_name_are_kept_apart(look: Callable[..., DoctorReport]) 
 def test_times_in_definitions_are_no_change_of_tools(look: Callable[..., DoctorReport]) -> None:
     sessions = [session(n, lambda turn: [tool("read", f"It is 10:{turn:02}:17."), *BASIC[1:]]) for n in range(4)]
     assert "tools-changed" not in kinds(look([body for each in sessions for body in each]))
-
-
-def test_unused_tools_are_a_hint_with_their_tokens(look: Callable[..., DoctorReport]) -> None:
-    bodies = [body for n in range(4) for body in session(n, lambda _: BASIC, called=["read", "run"])]
-    report = look(bodies)
-    (finding,) = [finding for finding in report.findings if finding.kind == UNUSED_TOOLS]
-    assert finding.lost_tokens == 0
-    assert finding.detail.startswith("2 of 4 tools, ")
-    assert finding.detail.endswith(" tokens per prompt: search, write.")
-    everything = [
-        body for n in range(4) for body in session(n, lambda _: BASIC, called=["read", "run", "write", "search"])
-    ]
-    assert kinds(look(everything)) == set()
-    assert kinds(look(bodies[:5])) == set(), "a few calls prove nothing"
 
 
 def test_what_engines_do_not_report_is_named_and_not_zero(tmp_path: Path) -> None:

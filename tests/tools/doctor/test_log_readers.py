@@ -115,14 +115,6 @@ def test_file_without_a_request_is_refused_with_a_hint(tmp_path: Path, content: 
         read_log([tmp_path / "log"])
 
 
-def test_curl_command_is_a_body(read: Any) -> None:
-    result = read(
-        "POST Request Sent from LiteLLM:", "curl -X POST \\", f"-d '{BODY}'", "-d '" + json.dumps(BODY) + "' \\"
-    )
-    assert len(result.log.requests) == 2
-    assert texts(result, 0) == texts(result, 1) == TEXTS
-
-
 def test_sender_is_read_from_any_usual_field(read: Any) -> None:
     metadata = {"session_id": "s", "user_api_key_team_id": "acme"}
     request = only(read({**BODY, "end_user": "ann", "cache_salt": "x", "metadata": metadata}))
@@ -184,7 +176,7 @@ def test_prompts_without_messages_are_read(read: Any) -> None:
     pool = result.log.pool
     lengths = [pool.count_tokens(request.messages[0].ids) for request in result.log.requests]
     assert lengths == [3, 3, 1]
-    assert "3 prompts are token ids" in result.notes[0]
+    assert "3 requests logged as token ids" in result.notes[0]
 
 
 CHATML = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWhat are tides?<|im_end|>\n<|im_start|>assistant\n"
@@ -227,7 +219,7 @@ def test_vllm_requests_count_once_and_only_with_their_prompt(read: Any) -> None:
         f"INFO [logger.py:60] Received request c-3: params: {PARAMS}, lora_request: None.",
     )
     assert len(result.log.requests) == 2
-    assert any("1 requests were logged without their prompt" in note for note in result.notes)
+    assert any("1 request logged without a prompt" in note for note in result.notes)
 
 
 def test_note_reports_prompts_that_the_logger_cut(read: Any) -> None:

@@ -150,7 +150,6 @@ def report() -> DoctorReport:
         repaired_hit_tokens=1_240_000 + sum(round(share * 9_120_000) for _, _, share, _ in findings),
         bound_tokens=6_000_000,
         kv_block_size=16,
-        capacity_tokens=500_000,
         findings=tuple(
             Finding(kind, title, f"Move what changes behind what does not ({kind}).", round(share * 9_120_000), share,
                     max(round(3_000 * share), 5), divergence)

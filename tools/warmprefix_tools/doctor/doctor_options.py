@@ -35,7 +35,6 @@ class DoctorOptions:
         ),
     ]
     kv_block_size: Annotated[int, Option(help="Tokens per KV block of your engine.")] = 16
-    capacity_tokens: Annotated[int | None, Option(help="Size of the prefix cache.", show_default="no bound")] = None
     profile: ProfileOption = None
     fail_above: Annotated[
         float | None,
@@ -50,10 +49,6 @@ class DoctorOptions:
 
     def __post_init__(self) -> None:
         check_least("--kv-block-size", self.kv_block_size, 1)
-        if self.capacity_tokens is not None and self.capacity_tokens < self.kv_block_size:
-            raise ValueError(
-                f"--capacity-tokens must be --kv-block-size ({self.kv_block_size}) or more, got {self.capacity_tokens}"
-            )
         _ = self.cache_profile  # so that a wrong name fails here
         check_range("--fail-above", self.fail_above, 0, 100)
         check_files(self._files, self.logs)

@@ -77,8 +77,6 @@ class Finding:
     """An instance; None if no pair of requests shows it."""
     cut_requests: int = 0
     """Of `requests`, those with texts that were cut or masked in the log: there the finding may be wrong."""
-    detail: str = ""
-    """What it concerns, such as the names of tools; empty if the instance shows that."""
 
     @property
     def cost(self) -> str:
@@ -86,8 +84,6 @@ class Finding:
         if not self.lost_tokens:
             return f"No tokens lost; {counted(self.requests, 'request')} concerned"
         tokens, requests = counted(self.lost_tokens, "token"), counted(self.requests, "request")
-        if self.kind.startswith("mark"):
-            return f"{percent(self.share)} of the price, as much as {tokens}; {requests} would cost less"
         return f"{percent(self.share)} of all tokens: {tokens} computed again, {requests} would find more"
 
 
@@ -102,22 +98,12 @@ class SkippedRecord:
 
 @dataclass(frozen=True, slots=True)
 class ProfileReport:
-    """What the cache of a profile had of the log, and what is lost there."""
+    """What is lost in the cache of a profile."""
 
     name: str
-    read_tokens: int
-    written_tokens: int
-    """Tokens written to the cache at a price; 0 for caches that keep what they compute."""
-    uncached_tokens: int
-    cost: float
-    """Price of all prompts, divided by their price without a cache."""
-    full_price: float | None
-    """Dollars for all prompts without a cache; None if the profile has no absolute prices."""
-    planned_cost: float | None
-    """The same with the marks that warmprefix would set; None for a cache without marks."""
     findings: tuple[Finding, ...]
-    """Worst first. The loss to marks is in uncached tokens of the same price. Losses are not divided, as those of
-    `DoctorReport.findings` are: a log may lose the same tokens to another defect."""
+    """Worst first. Losses are not divided, as those of `DoctorReport.findings` are: a log may lose the same tokens to
+    another defect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +122,6 @@ class DoctorReport:
     bound_tokens: int
     """Upper bound for any order of the same texts: all tokens that an earlier request contained at any place."""
     kv_block_size: int
-    capacity_tokens: int | None
-    """Size of the cache; None for no bound."""
     findings: tuple[Finding, ...]
     """Worst first."""
     skipped: tuple[SkippedRecord, ...] = ()
@@ -188,7 +172,6 @@ class DoctorReport:
         return {
             "warmprefix": __version__,
             **fields,
-            "capacity_tokens": "unbounded" if self.capacity_tokens is None else self.capacity_tokens,
             "hit_ratio": self.hit_ratio,
             "repaired_hit_ratio": self.repaired_hit_ratio,
             "bound_ratio": self.bound_ratio,

@@ -2,51 +2,26 @@
 
 from __future__ import annotations
 
-import ast
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from warmprefix import WarmprefixError
 from warmprefix_requests.usage import reported_usage, token_usage
-from warmprefix_tools.doctor.bodies import BodyMessage, UnreadableBodyError, body_messages, tool_parts
+from warmprefix_tools.doctor.bodies import UnreadableBodyError, body_messages, has_marks, tool_texts
 from warmprefix_tools.doctor.findings import SkippedRecord
-from warmprefix_tools.doctor.formats import UnreadableRecordError, format_of
-from warmprefix_tools.doctor.records import (
-    KEYS,
-    FoundBody,
-    LoggedPrompt,
-    find_bodies,
-    is_answer,
-    is_unanswered,
-    parse_line,
-    split_rendered,
-)
-from warmprefix_tools.doctor.request_log import (
-    CUT_MARKS,
-    PLAIN,
-    LogMark,
-    LogMessage,
-    LogRequest,
-    Prompt,
-    RequestLog,
-)
-from warmprefix_tools.doctor.transcripts import (
-    TRANSCRIPTS,
-    AgentTranscript,
-    LoggedTurn,
-    LooseMessages,
-    Show,
-    ShownMessage,
-)
+from warmprefix_tools.doctor.formats import format_of
+from warmprefix_tools.doctor.records import KEYS, LoggedPrompt, find_bodies, is_answer, is_unanswered, parse_line
+from warmprefix_tools.doctor.request_log import CUT_MARKS, PLAIN, LogMessage, LogRequest, Prompt, RequestLog
+from warmprefix_tools.doctor.transcripts import TRANSCRIPTS, AgentTranscript, LooseMessages, Show
 from warmprefix_tools.inputs import InputError, opened
 from warmprefix_tools.report.amounts import counted
 
-__all__ = ["DoctorError", "ReadLog", "read_log"]
+__all__ = ["DoctorError", "ReadLog", "read_log", "split_rendered"]
 
 _MAX_SKIPPED = 100
 _MAX_REASON_LENGTH = 240
@@ -58,7 +33,20 @@ _ACCEPTED = (
     ' one, such as {"body": {...}}; bodies of other chat APIs, with "input", "system" or "contents"; spans of'
     " OpenTelemetry; exports of LangSmith and Langfuse; transcripts of Claude Code and Codex; and the log of vLLM."
 )
-_LOG_SIGNS = ("INFO", "DEBUG", "WARNING", "ERROR", "CRITICAL", "curl ", "POST Request", "http")
+_LOG_SIGNS = ("INFO", "DEBUG", "WARNING", "ERROR", "CRITICAL", "http")
+
+_MARKUPS = (
+    re.compile(r"<\|im_start\|>(?P<role>\w+)\n(?P<text>.*?)(?:<\|im_end\|>\n?|\Z)", re.DOTALL),
+    re.compile(
+        r"<\|start_header_id\|>(?P<role>\w+)<\|end_header_id\|>\n\n(?P<text>.*?)(?:<\|eot_id\|>|<\|eom_id\|>|\Z)",
+        re.DOTALL,
+    ),
+    re.compile(r"<start_of_turn>(?P<role>\w+)\n(?P<text>.*?)(?:<end_of_turn>\n?|\Z)", re.DOTALL),
+    re.compile(
+        r"<\|(?P<role>system|user|assistant)\|>\n?(?P<text>.*?)(?:<\|end\|>\n?|</s>\n?|(?=<\|\w+\|>)|\Z)", re.DOTALL
+    ),
+)
+_RENDERED_ROLES = {"model": "assistant", "ipython": "tool"}
 
 
 class DoctorError(WarmprefixError):
@@ -102,16 +90,18 @@ def read_log(paths: Sequence[Path]) -> ReadLog:
 class _LogReader:
     def __init__(self) -> None:
         self.result = ReadLog()
+        self.log = self.result.log
         self.records = 0
         """Lines and values, readable or not."""
         self.others: Counter[str] = Counter()
         """Records of each format that are about something else than a prompt."""
+        self._place = ("", 0)
+        """File and line of the record that is being read."""
         self._logged_ids: set[str] = set()
         self._logged: list[tuple[int, LogMessage]] = []
         """Length and last message of each prompt that was logged as text."""
-        self._without_prompt = 0
-        self._token_id_prompts = 0
-        self._unanswered = 0
+        self._left_out: Counter[str] = Counter()
+        """Requests without a prompt, without text or without an answer, by the end of a note on them."""
         self._usage: tuple[int, dict[str, Any]] = (-1, {})
         """A request, and what the latest records that answer it have reported."""
         self._requests_by_key: dict[str, int] = {}
@@ -122,7 +112,6 @@ class _LogReader:
         name = str(path)
         try:
             with opened(path) as file:
-                number = 0
                 if file.is_json_document():
                     for number, value in file.json_values():
                         self._try(name, number, value)
@@ -130,14 +119,13 @@ class _LogReader:
                     for number, line in enumerate(file.lines(), 1):
                         self._try(name, number, line.decode("utf-8", "replace"))
                 for kind, transcript in self._transcripts.items():
-                    self._take_turns(name, number, kind, transcript.end(name))
+                    self._take_turns(kind, transcript.end(name))
         except InputError as error:
             place = name if error.line is None else f"{name}, line {error.line}"
             raise DoctorError(f"{place}: {error}.") from error.__cause__
 
     def add_notes(self) -> None:
-        notes = self.result.notes
-        log = self.result.log
+        notes, log = self.result.notes, self.log
         lengths = [length for length, _ in self._logged]
         longest = max(lengths, default=0)
         cut = lengths.count(longest)
@@ -156,44 +144,33 @@ class _LogReader:
             for mark, count in marks.items()
             if mark
         ]
-        for each in TRANSCRIPTS:
-            if self._transcript_turns[each.name]:
-                count = counted(self._transcript_turns[each.name], "request")
-                notes.append(
-                    f"{count} from transcripts of {each.name}, which lack {each.missing}:"
-                    " only the engine's own count has these tokens."
-                )
-        if self._without_prompt:
-            notes.append(
-                f"{self._without_prompt} requests were logged without their prompt;"
-                " vLLM logs it with --enable-log-requests and VLLM_LOGGING_LEVEL=DEBUG."
-            )
-        if self._unanswered:
-            notes.append(f"{counted(self._unanswered, 'request')} got no answer: left out, because no cache has them.")
-        if self._token_id_prompts:
-            notes.append(
-                f"{self._token_id_prompts} prompts are token ids without text:"
-                " their hits count, but they are not searched for defects."
-            )
+        notes += [
+            f"{counted(self._transcript_turns[each.name], 'request')} from transcripts of {each.name}, which lack"
+            f" {each.missing}: only the engine's own count has these tokens."
+            for each in TRANSCRIPTS
+            if self._transcript_turns[each.name]
+        ]
+        notes += [f"{counted(count, 'request')} {note}" for note, count in self._left_out.items()]
 
     def _try(self, name: str, number: int, record: object) -> None:
         """Take one record; skip it if it can't be read."""
         self.records += 1
+        self._place = (name, number)
         try:
             if isinstance(record, str):
-                self._take_line(name, number, record)
+                self._take_line(record)
             else:
-                self._take_record(name, number, record)
+                self._take_record(record)
         except (ValueError, RecursionError, SyntaxError) as error:
-            self._skip(name, number, error)
+            self._skip(error)
 
-    def _skip(self, name: str, number: int, error: Exception) -> None:
+    def _skip(self, error: Exception) -> None:
         self.result.skipped_lines += 1
         if len(self.result.skipped) < _MAX_SKIPPED:
             reason = (str(error) or type(error).__name__)[:_MAX_REASON_LENGTH]
-            self.result.skipped.append(SkippedRecord(name, number, reason))
+            self.result.skipped.append(SkippedRecord(*self._place, reason))
 
-    def _take_line(self, name: str, number: int, line: str) -> None:
+    def _take_line(self, line: str) -> None:
         text = line.strip()
         if not text or text.startswith((":", "event:", "id:", "retry:")) or text == "data: [DONE]":
             return
@@ -201,37 +178,40 @@ class _LogReader:
             self._take_answer(json.loads(text[5:]))
         elif text.startswith("[{"):
             records = json.loads(text)
-            if all(map(LooseMessages.recognise, records)):
-                records = [{"messages": records}]
-            for record in records:
-                self._try(name, number, record)
+            for record in [{"messages": records}] if all(map(LooseMessages.recognise, records)) else records:
+                self._try(*self._place, record)
         elif text.startswith("{"):
             for record in _concatenated(text):
-                self._try(name, number, record)
-        elif text.startswith("-d '") and text.rstrip("\\ ").endswith("'"):  # of a curl command
-            body = text.rstrip("\\ ")[4:-1]
-            self._take_record(name, number, json.loads(body) if body.startswith('{"') else ast.literal_eval(body))
+                self._try(*self._place, record)
         elif (logged := parse_line(text)) is not None:
-            self._take_logged(name, number, logged)
+            self._take_logged(logged)
         elif text.startswith(("[", '"')):
             raise ValueError("not a JSON object")
         elif not any(sign in text[:120] for sign in _LOG_SIGNS):
             raise ValueError("neither JSON nor a line of a supported log")
 
-    def _take_record(self, name: str, number: int, record: object) -> None:
+    def _take_record(self, record: object) -> None:
         if not isinstance(record, Mapping):
             raise ValueError("not a JSON object")
         if is_unanswered(record):
-            self._unanswered += 1
+            self._left_out["got no answer: left out, because no cache has them."] += 1
             return
         transcript = next((each for each in TRANSCRIPTS if each.recognise(record)), None)
         if transcript is not None:
-            self._take_turn(name, number, record, transcript.name, transcript.reader)
+            self._take_turn(record, transcript.name, transcript.reader)
             return
-        bodies = list(find_bodies(record))
-        for found in bodies:
-            self._take_body(name, number, found)
-        if bodies:
+        before = (self.result.skipped_lines, len(self.log.requests))
+        for found in find_bodies(record, self._skip):
+            try:
+                requests = list(self._requests(found.body))
+            except ValueError as error:
+                self._skip(error)
+                continue
+            for request in requests:
+                if found.key is not None:
+                    self._requests_by_key[found.key] = len(self.log.requests)
+                self.log.requests.append(replace(request, **found.fields))
+        if before != (self.result.skipped_lines, len(self.log.requests)):
             return
         key = next((str(record[name]) for name in KEYS if name in record), None)
         if key is not None or is_answer(record):
@@ -239,137 +219,73 @@ class _LogReader:
         elif (form := format_of(record)) is not None:
             self.others[form.name] += 1
         elif LooseMessages.recognise(record):
-            self._take_turn(name, number, record, "a conversation", LooseMessages)
+            self._take_turn(record, "a conversation", LooseMessages)
         else:
             inner = record.get("message") or record.get("msg") or record.get("log")  # of a logger that writes JSON
             logged = parse_line(inner) if isinstance(inner, str) else None
             if logged is None:
                 fields = ", ".join([*map(str, record)][:_MAX_FIELDS]) or "none"
                 raise ValueError(f"it has neither messages nor a prompt; its fields are: {fields}")
-            self._take_logged(name, number, logged)
+            self._take_logged(logged)
 
-    def _take_body(self, name: str, number: int, found: FoundBody | UnreadableRecordError) -> None:
-        try:
-            if isinstance(found, UnreadableRecordError):
-                raise found
-            requests = list(self._prompts(name, number, found))
-        except ValueError as error:
-            self._skip(name, number, error)
-            return
-        for request in requests:
-            if found.key is not None:
-                self._requests_by_key[found.key] = len(self.result.log.requests)
-            self.result.log.requests.append(
-                replace(
-                    request,
-                    model=found.model,
-                    salt=found.salt,
-                    tenant=found.tenant,
-                    user=found.user,
-                    session=found.session,
-                    reported_prompt_tokens=found.prompt_tokens,
-                    reported_cached_tokens=found.cached_tokens,
-                    seconds=found.seconds,
-                )
-            )
-
-    def _take_turn(
-        self, name: str, number: int, record: Mapping[str, Any], kind: str, reader: Callable[[Show], AgentTranscript]
-    ) -> None:
+    def _take_turn(self, record: Mapping[str, Any], kind: str, reader: Callable[[Show], AgentTranscript]) -> None:
         transcript = self._transcripts.setdefault(kind, reader(self._shown))
-        self._take_turns(name, number, kind, transcript.take(record, name))
+        self._take_turns(kind, transcript.take(record, self._place[0]))
 
-    def _take_turns(self, name: str, number: int, kind: str, turns: Iterator[LoggedTurn]) -> None:
-        for turn in turns:
-            if not turn.messages:
-                continue
-            self._transcript_turns[kind] += 1
-            tokens = token_usage(turn.usage)
-            self.result.log.requests.append(
-                LogRequest(
-                    name,
-                    number,
-                    tuple(message for message, _ in turn.messages),
-                    model=turn.model if isinstance(turn.model, str) else None,
-                    session=turn.session,
-                    reported_prompt_tokens=tokens.prompt_tokens,
-                    reported_cached_tokens=tokens.cached_tokens,
-                    seconds=turn.seconds,
-                    part_ends=tuple(ends for _, ends in turn.messages),
-                )
-            )
+    def _take_turns(self, kind: str, requests: Iterator[LogRequest]) -> None:
+        for request in requests:
+            if request.messages:
+                self._transcript_turns[kind] += 1
+                file, line = self._place
+                self.log.requests.append(replace(request, file=file, line=line))
 
-    def _prompts(self, name: str, number: int, found: FoundBody) -> Iterator[LogRequest]:
-        body = found.body
+    def _requests(self, body: Mapping[str, object]) -> Iterator[LogRequest]:
         if isinstance(body.get("messages"), list):
-            yield self._chat(name, number, body)
+            messages, tools = list(body_messages(body)), tool_texts(body)
+            prompt = [
+                *([self.log.tools(tools)] if tools else []),
+                *(self.log.message(m.role, m.text) for m in messages),
+            ]
+            front = len(prompt) - sum(message.in_list for message in messages)
+            yield LogRequest(*self._place, tuple(prompt), front=front, marked=has_marks(body))
             return
         prompts = body.get("prompt")
         if not isinstance(prompts, list) or (prompts and isinstance(prompts[0], int)):
             prompts = [prompts]
         for one in prompts:
-            if isinstance(one, str):
-                yield LogRequest(name, number, self._rendered(one))
-            elif isinstance(one, list) and all(isinstance(token, int) for token in one):
-                yield LogRequest(name, number, self._token_ids(one))
-            else:
-                raise UnreadableBodyError("prompt is neither text nor token ids")
+            yield LogRequest(*self._place, self._rendered(one))
 
-    def _shown(self, body: Mapping[str, object]) -> list[ShownMessage]:
-        """Return the messages of a body in the log, each with the ends of its parts."""
-        return [self._shown_message(message) for message in body_messages(body)]
+    def _shown(self, body: Mapping[str, object]) -> list[LogMessage]:
+        """Return the messages of a body in the log."""
+        return [self.log.message(message.role, message.text) for message in body_messages(body)]
 
-    def _shown_message(self, message: BodyMessage) -> ShownMessage:
-        ends = [end - 1 for end in accumulate([len(part.text) + 1 for part in message.parts])]
-        text = "\n".join([part.text for part in message.parts])
-        return self.result.log.message(message.role, text), tuple(ends)
-
-    def _chat(self, name: str, number: int, body: Mapping[str, object]) -> LogRequest:
-        messages, tools = body_messages(body), tool_parts(body)
-        shown = [self._shown_message(message) for message in messages]
-        parts = [message.parts for message in messages]
-        if tools:
-            ends = tuple(accumulate([len(part.text) + len("[,") for part in tools]))
-            shown.insert(0, (self.result.log.tools([tool.text for tool in tools]), ends))
-            parts.insert(0, tuple(tools))
-        marks = [
-            LogMark(at, end, part.lifetime)
-            for at, (of_message, (_, ends)) in enumerate(zip(parts, shown, strict=True))
-            for part, end in zip(of_message, ends, strict=True)
-            if part.marked
-        ]
-        front = len(shown) - sum(message.in_list for message in messages)
-        prompt, part_ends = zip(*shown, strict=True)
-        return LogRequest(name, number, prompt, front=front, part_ends=part_ends, marks=tuple(marks))
-
-    def _take_logged(self, name: str, number: int, logged: LoggedPrompt) -> None:
+    def _take_logged(self, logged: LoggedPrompt) -> None:
         if logged.id in self._logged_ids:  # vLLM may log one request twice, in full and in short
             return
-        if logged.text is not None:
-            messages = self._rendered(logged.text)
-            self._logged.append((len(logged.text), messages[-1]))
-        elif logged.token_ids:
-            messages = self._token_ids(logged.token_ids)
-        else:
-            self._without_prompt += 1
+        if logged.text is None and not logged.token_ids:
+            self._left_out[
+                "logged without a prompt: vLLM logs it with --enable-log-requests and VLLM_LOGGING_LEVEL=DEBUG."
+            ] += 1
             return
+        prompt = self._rendered(logged.token_ids if logged.text is None else logged.text)
+        if logged.text is not None:
+            self._logged.append((len(logged.text), prompt[-1]))
         self._logged_ids.add(logged.id)
-        self.result.log.requests.append(LogRequest(name, number, messages))
+        self.log.requests.append(LogRequest(*self._place, prompt))
 
-    def _rendered(self, prompt: str) -> Prompt:
+    def _rendered(self, prompt: object) -> Prompt:
+        """Return a prompt that was logged as text or token ids."""
         if not prompt:
             raise UnreadableBodyError("prompt is empty")
-        log = self.result.log
-        return tuple(log.message(role, text) for role, text in split_rendered(prompt) or [(PLAIN, prompt)])
-
-    def _token_ids(self, tokens: Sequence[int]) -> Prompt:
-        if not tokens:
-            raise UnreadableBodyError("prompt is empty")
-        self._token_id_prompts += 1
-        return (LogMessage(PLAIN, self.result.log.pool.token_ids([token & 0xFFFF_FFFF for token in tokens])),)
+        if isinstance(prompt, str):
+            return tuple(self.log.message(role, text) for role, text in split_rendered(prompt) or [(PLAIN, prompt)])
+        if not isinstance(prompt, list) or not all(isinstance(token, int) for token in prompt):
+            raise UnreadableBodyError("prompt is neither text nor token ids")
+        self._left_out["logged as token ids without text: their hits count, but no defect is searched there."] += 1
+        return (LogMessage(PLAIN, self.log.pool.token_ids([token & 0xFFFF_FFFF for token in prompt])),)
 
     def _take_answer(self, record: object, key: str | None = None) -> None:
-        requests = self.result.log.requests
+        requests = self.log.requests
         index = len(requests) - 1
         if key is not None and isinstance(record, Mapping):  # a line of a batch's results
             index = self._requests_by_key.get(key, -1)
@@ -395,3 +311,16 @@ def _concatenated(text: str) -> Iterator[object]:
         value, at = decoder.raw_decode(text, at)
         yield value
         at += len(text) - at - len(text[at:].lstrip())
+
+
+def split_rendered(prompt: str) -> list[tuple[str, str]] | None:
+    r"""Return role and text of each message of a rendered prompt; None if its markup is unknown.
+
+    >>> split_rendered("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
+    [('user', 'Hi')]
+    """
+    for markup in _MARKUPS:
+        found = [(_RENDERED_ROLES.get(part["role"], part["role"]), part["text"]) for part in markup.finditer(prompt)]
+        if found:
+            return found[:-1] if found[-1] == ("assistant", "") else found  # the template opens the answer
+    return None

@@ -35,15 +35,8 @@ def doctor_page(report: DoctorReport) -> str:
 
 
 def profile_summary(profile: ProfileReport) -> str:
-    """Return in words what the cache of a profile had of the log."""
-    tokens = max(profile.read_tokens + profile.written_tokens + profile.uncached_tokens, 1)
-    read, written = percent(profile.read_tokens / tokens), percent(profile.written_tokens / tokens)
-    full = "" if profile.full_price is None else f" of ${profile.full_price:,.4f}"
-    cost = f" The prompts cost {percent(profile.cost)} of their price without a cache{full}"
-    if profile.planned_cost is None:
-        return f"The cache of {profile.name} would find {read} of these tokens."
-    planned = f", and {percent(profile.planned_cost)} with the marks that warmprefix sets"
-    return f"The cache of {profile.name} would find {read} of these tokens and write {written}.{cost}{planned}."
+    """Return in words how much of the report is about the cache of a profile."""
+    return f"In the cache of {profile.name}: {counted(len(profile.findings), 'finding')}."
 
 
 def _verdict(report: DoctorReport) -> str:

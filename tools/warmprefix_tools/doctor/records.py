@@ -4,27 +4,16 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, NamedTuple
 
-from warmprefix_requests.usage import token_usage
+from warmprefix_openai import StreamedAnswer
+from warmprefix_requests.usage import reported_usage, token_usage
 from warmprefix_tools.doctor.bodies import is_response_item
 from warmprefix_tools.doctor.formats import UnreadableRecordError, as_object, format_of, parsed, plain_message
-from warmprefix_tools.doctor.record_usage import record_usage
 
-__all__ = [
-    "KEYS",
-    "FoundBody",
-    "LoggedPrompt",
-    "find_bodies",
-    "is_answer",
-    "is_unanswered",
-    "parse_line",
-    "seconds",
-    "split_rendered",
-]
+__all__ = ["KEYS", "FoundBody", "LoggedPrompt", "find_bodies", "is_answer", "is_unanswered", "parse_line", "seconds"]
 
 _Json = Mapping[str, object]
 
@@ -39,73 +28,88 @@ _NO_PROMPT = {"encoding_format", "dimensions", "voice", "documents"}
 KEYS = ("custom_id", "key")
 """Names of the id that a request and its answer share in the files of a batch."""
 
-_SESSION = ("session_id", "conversation_id", "thread_id", "chat_id", "litellm_session_id", "sessionId")
-_USER = (
-    *("user", "end_user", "user_id", "userId", "user_api_key_end_user_id", "user_api_key_user_id"),
-    "safety_identifier",
-)
-_TENANT = (
-    *("tenant", "tenant_id", "organization", "organization_id", "org_id", "customer_id", "team_id"),
-    *("user_api_key_org_id", "user_api_key_team_id"),
-)
+_SENDERS = {
+    "salt": ("cache_salt",),
+    "tenant": (
+        *("tenant", "tenant_id", "organization", "organization_id", "org_id", "customer_id", "team_id"),
+        *("user_api_key_org_id", "user_api_key_team_id"),
+    ),
+    "user": (
+        *("user", "end_user", "user_id", "userId", "user_api_key_end_user_id", "user_api_key_user_id"),
+        "safety_identifier",
+    ),
+    "session": ("session_id", "conversation_id", "thread_id", "chat_id", "litellm_session_id", "sessionId"),
+}
+"""For each field of a `LogRequest`, its names in records."""
 _DETAILS = (
     *("metadata", "extra_body", "requester_metadata", "spend_logs_metadata"),
     *("model_parameters", "optional_params"),
 )
+_TIMES = ("timestamp", "startTime", "start_time", "created_at", "time", "ts")
 _LATEST_SECONDS, _LATEST_MILLISECONDS = 1e11, 1e14
 _ANSWER_TYPES = ("message", "message_start", "message_delta", "response.completed")
-_TIMES = ("timestamp", "startTime", "start_time", "created_at", "time", "ts")
+_ANSWERS = ("response", "chunks", "output", "completion", "events", "original_response")
 
 
-@dataclass(frozen=True, slots=True)
-class FoundBody:
+class FoundBody(NamedTuple):
     """A request body, with its sender and usage from the fields around it."""
 
     body: _Json
-    model: str | None
-    salt: str | None
-    tenant: str | None
-    user: str | None
-    session: str | None
-    prompt_tokens: int | None
-    cached_tokens: int | None
-    seconds: float | None
-    """Time of the request, since 1970."""
+    fields: dict[str, Any]
+    """Fields of its `LogRequest`."""
     key: str | None
     """Id that its answer has as well, if that is another record."""
 
 
-def find_bodies(record: _Json) -> Iterator[FoundBody | UnreadableRecordError]:
+def find_bodies(record: _Json, skip: Callable[[Exception], None]) -> Iterator[FoundBody]:
     """Yield the chat and completion bodies in a record of any format, however they are wrapped.
 
-    An error stands in place of a body whose texts were not logged.
+    `skip` is called for each body whose texts were not logged.
     """
-    for layers in _layers(record, 0):
-        yield layers if isinstance(layers, UnreadableRecordError) else _found(layers)
-
-
-def _found(layers: list[_Json]) -> FoundBody:
-    body = dict(layers[-1])
-    fields = [field for layer in reversed(layers) for field in (layer, *_details(layer))]  # the body's own first
-    for name in ("tools", "functions"):  # LiteLLM's payloads have them in the model's parameters
-        if not body.get(name):
+    for layers in _layers(record, 0, skip):
+        body = dict(layers[-1])
+        fields = [field for layer in reversed(layers) for field in (layer, *_details(layer))]  # the body's own first
+        for name in ("tools", "functions"):  # LiteLLM's payloads have them in the model's parameters
             body[name] = next((each[name] for each in fields if each.get(name)), None)
-    usage: dict[str, Any] = {}
-    for layer in reversed(layers):  # the outermost wins
-        usage = record_usage(layer, usage)
-    tokens = token_usage(usage)
-    return FoundBody(
-        body,
-        model=next((model for each in fields if isinstance(model := each.get("model"), str)), None),
-        salt=_first(fields, ("cache_salt",)),
-        tenant=_first(fields, _TENANT),
-        user=_first(fields, _USER),
-        session=_first(fields, _SESSION),
-        prompt_tokens=tokens.prompt_tokens,
-        cached_tokens=tokens.cached_tokens,
-        seconds=next((time for layer in layers for name in _TIMES if (time := seconds(layer.get(name)))), None),
-        key=_first(layers, KEYS),
-    )
+        usage: dict[str, Any] = {}
+        for layer in reversed(layers):  # the outermost wins
+            usage = _record_usage(layer, usage)
+        tokens = token_usage(usage)
+        yield FoundBody(
+            body,
+            {
+                **{field: _first(fields, names) for field, names in _SENDERS.items()},
+                "model": next((model for each in fields if isinstance(model := each.get("model"), str)), None),
+                "reported_prompt_tokens": tokens.prompt_tokens,
+                "reported_cached_tokens": tokens.cached_tokens,
+                "seconds": next((time for each in layers for n in _TIMES if (time := seconds(each.get(n)))), None),
+            },
+            _first(layers, KEYS),
+        )
+
+
+def _record_usage(record: _Json, usage: dict[str, Any]) -> dict[str, Any]:
+    """Return the usage that a record reports next to its request, added to what was found before.
+
+    It stands in an answer in one piece, in the events of a stream, as objects or text, or in a field of its own.
+    """
+    for name in _ANSWERS:
+        answer = record.get(name)
+        for one in answer if isinstance(answer, list) else [answer]:
+            event = _parsed_answer(one.removeprefix("data:")) if isinstance(one, str) else one
+            for each in event if isinstance(event, list) else [event]:
+                usage = reported_usage(each, usage)
+    return reported_usage(record, usage)
+
+
+def _parsed_answer(text: str) -> object:
+    value = parsed(text)
+    if value is not None:
+        return value
+    reader = StreamedAnswer(hide_usage=False)
+    reader.feed(text.encode("utf-8", "replace"))
+    reader.finish()
+    return {"usage": reader.facts.usage}
 
 
 def seconds(time: object) -> float | None:
@@ -136,33 +140,26 @@ def is_unanswered(record: _Json) -> bool:
     return is_error or record.get("outcome") == "unanswered" or (status == "failure" and "response_cost" in record)
 
 
-def _layers(record: _Json, depth: int) -> Iterator[list[_Json] | UnreadableRecordError]:
+def _layers(record: _Json, depth: int, skip: Callable[[Exception], None]) -> Iterator[list[_Json]]:
     """Yield, for each body in a record, the objects from the record down to it."""
-    form = format_of(record)
     if depth > _MAX_DEPTH:
         return
+    form = format_of(record)
     if form is not None:
         try:
             for inner in form.read(record):
-                yield from _below(record, inner, depth)
+                yield from ([record, *layers] for layers in _layers(inner, depth + 1, skip))
         except UnreadableRecordError as error:
-            yield error
+            skip(error)
         return
     for name in _WRAPPERS:
         wrapped = as_object(record.get(name))
-        if wrapped is not None:
-            found = list(_below(record, wrapped, depth))
-            if found:
-                yield from found
-                return
+        if wrapped is not None and (found := list(_layers(wrapped, depth + 1, skip))):
+            yield from ([record, *layers] for layers in found)
+            return
     body = _as_body(record)
     if body is not None:
         yield [body]
-
-
-def _below(record: _Json, inner: _Json, depth: int) -> Iterator[list[_Json] | UnreadableRecordError]:
-    for layers in _layers(inner, depth + 1):
-        yield layers if isinstance(layers, UnreadableRecordError) else [record, *layers]
 
 
 def _as_body(record: _Json) -> _Json | None:
@@ -189,9 +186,7 @@ def _asks_a_model(record: _Json) -> bool:
 def _is_item(value: object) -> bool:
     if not isinstance(value, Mapping):
         return False
-    if "role" in value:
-        return True
-    message = plain_message(value)
+    message = value if "role" in value else plain_message(value)
     return "role" in message or "content" in message or is_response_item(message)
 
 
@@ -205,13 +200,12 @@ def _details(layer: _Json) -> Iterator[_Json]:
 
 
 def _first(fields: Sequence[_Json], names: tuple[str, ...]) -> str | None:
-    for name in names:
-        for each in fields:
-            value = each.get(name)
-            if isinstance(value, str | int) and not isinstance(value, bool) and value != "":
-                return str(value)
-    return None
+    values = (each.get(name) for name in names for each in fields)
+    found = (value for value in values if isinstance(value, str | int) and not isinstance(value, bool) and value != "")
+    return next(map(str, found), None)
 
+
+# -- lines of vLLM -----------------------------------------------------------------------------------------------------
 
 _LINE = re.compile(
     r"\b(?:Received request|Request) (?P<id>\S+?)(?: details)?: (?=prompt: |prompt_token_ids: |params: )"
@@ -221,27 +215,13 @@ _FIRST = re.compile(_PROMPT, re.DOTALL)
 _LAST = re.compile(rf", {_PROMPT}\.?\Z", re.DOTALL)
 _TOKEN_IDS = re.compile(r"\bprompt_token_ids: \[(?P<ids>[\d, ]*)\]")
 
-_MARKUPS = (
-    re.compile(r"<\|im_start\|>(?P<role>\w+)\n(?P<text>.*?)(?:<\|im_end\|>\n?|\Z)", re.DOTALL),
-    re.compile(
-        r"<\|start_header_id\|>(?P<role>\w+)<\|end_header_id\|>\n\n(?P<text>.*?)(?:<\|eot_id\|>|<\|eom_id\|>|\Z)",
-        re.DOTALL,
-    ),
-    re.compile(r"<start_of_turn>(?P<role>\w+)\n(?P<text>.*?)(?:<end_of_turn>\n?|\Z)", re.DOTALL),
-    re.compile(
-        r"<\|(?P<role>system|user|assistant)\|>\n?(?P<text>.*?)(?:<\|end\|>\n?|</s>\n?|(?=<\|\w+\|>)|\Z)", re.DOTALL
-    ),
-)
-_ROLES = {"model": "assistant", "ipython": "tool"}
 
-
-@dataclass(frozen=True, slots=True)
-class LoggedPrompt:
+class LoggedPrompt(NamedTuple):
     """Contents of one log line; neither text nor token ids if vLLM logs no prompts."""
 
     id: str
     text: str | None
-    token_ids: tuple[int, ...] | None
+    token_ids: list[int] | None
 
 
 def parse_line(line: str) -> LoggedPrompt | None:
@@ -253,33 +233,14 @@ def parse_line(line: str) -> LoggedPrompt | None:
     Raises:
         ValueError: The line ends within the prompt.
     """
-    if "equest " not in line:
-        return None
-    found = _LINE.search(line)
+    found = _LINE.search(line) if "equest " in line else None
     if found is None:
         return None
     # Prompts and parameters can contain any text, also the names of the other fields.
     prompt = _FIRST.match(line, found.end()) or _LAST.search(line, found.end())
-    text, behind = None, found.end()
-    if prompt is not None:
-        behind = prompt.end()
-        if prompt["text"] is not None:
-            text = ast.literal_eval(prompt["text"])
-    elif line.startswith("prompt: ", found.end()):
+    if prompt is None and line.startswith("prompt: ", found.end()):
         raise ValueError("the line ends within the prompt")
-    ids = _TOKEN_IDS.search(line, behind)
-    token_ids = tuple(map(int, ids["ids"].split(","))) if ids is not None and ids["ids"].strip() else None
+    text = ast.literal_eval(prompt["text"]) if prompt is not None and prompt["text"] is not None else None
+    ids = _TOKEN_IDS.search(line, found.end() if prompt is None else prompt.end())
+    token_ids = [*map(int, ids["ids"].split(","))] if ids is not None and ids["ids"].strip() else None
     return LoggedPrompt(found["id"], text, token_ids)
-
-
-def split_rendered(prompt: str) -> list[tuple[str, str]] | None:
-    r"""Return role and text of each message of a rendered prompt; None if its markup is unknown.
-
-    >>> split_rendered("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
-    [('user', 'Hi')]
-    """
-    for markup in _MARKUPS:
-        found = [(_ROLES.get(part["role"], part["role"]), part["text"]) for part in markup.finditer(prompt)]
-        if found:
-            return found[:-1] if found[-1] == ("assistant", "") else found  # the template opens the answer
-    return None

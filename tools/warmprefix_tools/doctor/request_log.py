@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import struct
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import TypeAlias, TypeVar
@@ -23,10 +23,10 @@ __all__ = [
     "CUT_MARKS",
     "EMPTY",
     "PLAIN",
+    "TOKEN_BYTES",
     "TOOLS",
     "WIDTH",
     "Ids",
-    "LogMark",
     "LogMessage",
     "LogRequest",
     "LogVersion",
@@ -48,6 +48,9 @@ Ids: TypeAlias = "array[int]"
 
 WIDTH = 4
 """Bytes per number."""
+
+TOKEN_BYTES = 4
+"""Bytes per token."""
 
 EMPTY = 0
 """Number of the segment without text."""
@@ -134,7 +137,7 @@ class SegmentPool:
         self.token_counts: list[int] = [0]
         """Tokens of each segment, for reading only."""
         self._ids: dict[str, int] = {"": EMPTY}
-        self._packed: dict[int, bytes] = {}
+        self._packed = Memo[int, bytes](lambda segment: _packed_tokens(encode(self.texts[segment])))
         self._runs = Memo(self._add_marker)
         self._heads = Memo[str, int](lambda role: self._add_marker((MESSAGE_START, *encode(f"{role}\n"))))
         self.message_end = self._add_marker((MESSAGE_END, *encode("\n")))
@@ -183,10 +186,7 @@ class SegmentPool:
 
     def packed_tokens(self, segment: int) -> bytes:
         """Return the segment's tokens, four big-endian bytes each, so that bytes compare as tokens do."""
-        data = self._packed.get(segment)
-        if data is None:
-            data = self._packed[segment] = _packed_tokens(encode(self.texts[segment]))
-        return data
+        return self._packed[segment]
 
     def _add_marker(self, tokens: tuple[int, ...]) -> int:
         number = len(self.texts)
@@ -228,7 +228,9 @@ class LogMessage:
     role: str
     ids: Ids
     origin: LogMessage | None = None
-    """Message that this one was made from segment by segment: equal indices are counterparts."""
+    """Message that this one was made from, segment by segment."""
+    places: Sequence[int] | None = None
+    """For each segment, the index of its counterpart in `origin`; None if equal indices are counterparts."""
 
     @property
     def source(self) -> LogMessage:
@@ -237,22 +239,10 @@ class LogMessage:
 
     def with_ids(self, ids: Ids) -> LogMessage:
         """Return the same message with other segments, index by index."""
-        return self if ids is self.ids or ids == self.ids else LogMessage(self.role, ids, self.source)
+        return self if ids is self.ids or ids == self.ids else LogMessage(self.role, ids, self.source, self.places)
 
 
 Prompt = tuple[LogMessage, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class LogMark:
-    """A cache mark that a request sets on a content part."""
-
-    message: int
-    """Index into the prompt's messages."""
-    end: int
-    """Characters of the message's text up to the end of the part."""
-    lifetime: float | None
-    """Seconds that it asks for; None if it leaves that to the API."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,9 +264,8 @@ class LogRequest:
     """Time at which it was sent, since 1970."""
     front: int = 0
     """Number of messages in front that its record has outside the list of messages: tools and system prompt."""
-    part_ends: tuple[tuple[int, ...], ...] = ()
-    """For each message, the characters of its text up to the end of each content part; empty for a rendered prompt."""
-    marks: tuple[LogMark, ...] = ()
+    marked: bool = False
+    """True if it has cache marks."""
 
     @property
     def sender(self) -> str | None:
@@ -293,8 +282,10 @@ class LogVersion:
     salts: list[str | None]
     kinds: frozenset[str] = frozenset()
     """Defects that are repaired in it."""
-    token_granular: frozenset[int] = frozenset()
-    """Requests that are counted as if a KV block had one token."""
+
+    def scopes(self) -> Iterator[tuple[str | None, str | None]]:
+        """Yield model and salt of each request; requests with others share nothing."""
+        return zip(self.models, self.salts, strict=True)
 
 
 @dataclass(slots=True)

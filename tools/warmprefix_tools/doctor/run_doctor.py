@@ -41,7 +41,7 @@ def run_doctor(options: DoctorOptions) -> bool:
     """
     for file in options.outputs:
         check_writable(file)
-    report = diagnose(read_log(options.logs), options.kv_block_size, options.capacity_tokens, options.cache_profile)
+    report = diagnose(read_log(options.logs), options.kv_block_size, options.cache_profile)
     with standard_output():
         write_json(options.json_file, report.as_json())
         if options.html_file is not None:
@@ -88,8 +88,7 @@ def _overview(report: DoctorReport) -> Iterator[str]:
         f"{counted(report.requests, 'request')} from {files}: {rounded(report.prompt_tokens)} prompt tokens,"
         f" {counted(report.conversations, 'conversation')} of several turns."
     )
-    size = "without bound" if report.capacity_tokens is None else f"of {report.capacity_tokens:,} tokens"
-    yield f"A prefix cache {size} would find {percent(report.hit_ratio)} of these tokens."
+    yield f"A prefix cache without bound would find {percent(report.hit_ratio)} of these tokens."
     if report.reported_prompt_tokens:
         own = (report.reported_cached_tokens or 0) / report.reported_prompt_tokens
         yield f"By the engine's own count, where the log contains it, the hit ratio was {percent(own)}."
@@ -105,8 +104,6 @@ def _finding_lines(number: int, finding: Finding) -> _Lines:
     yield 0, Text(f"{number}. {finding.title} ", style="bold").append(finding.kind, style="not bold dim")
     yield 3, Text(f"{finding.cost}.")
     yield 3, Text(finding.fix)
-    if finding.detail:
-        yield 3, Text(visible(finding.detail))
     if finding.cut_requests:
         cut = counted(finding.cut_requests, "request")
         yield 3, Text(f"The log cut or masked texts of {cut} of these, so the finding may be wrong there.")

@@ -1,32 +1,22 @@
-"""Facts about a log as it was sent: lists, conversations, how widespread each text is, and where requests differ."""
+"""Facts about a log as it was sent: lists, conversations, and how widespread each text is."""
 
 from __future__ import annotations
 
+import json
 import re
 from array import array
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from warmprefix.forks import ForkSafeProperty
 from warmprefix_tools.doctor.conversations import Continuation, find_continuations
 from warmprefix_tools.doctor.lists import ItemList, ListFinder
-from warmprefix_tools.doctor.request_log import (
-    EMPTY,
-    TOOLS,
-    WIDTH,
-    LogMessage,
-    Memo,
-    PerSegment,
-    RequestLog,
-    common_length,
-    packed,
-)
+from warmprefix_tools.doctor.request_log import EMPTY, WIDTH, LogMessage, Memo, RequestLog, packed
 from warmprefix_tools.doctor.slots import Slots
 from warmprefix_tools.doctor.text_checks import TEXT_KINDS, Rewriter
 
-__all__ = ["LogSurvey", "Spot", "SpotPair", "items_spot", "word_spot"]
+__all__ = ["LogSurvey"]
 
 _MEMORY = re.compile(
     r"(?i)memor(?:y|ies)|remember|recall|facts about|kn(?:own (?:facts|about)|ow about)|preferences|profile"
@@ -39,9 +29,6 @@ _MOSTLY = 0.6
 class LogSurvey:
     """Views of one log; each is computed at the first need and kept."""
 
-    short_requests: frozenset[int] = frozenset()
-    """Requests whose prompt is no longer than one KV block."""
-
     def __init__(self, log: RequestLog) -> None:
         self.log = log
         self.pool = log.pool
@@ -49,25 +36,19 @@ class LogSurvey:
         """Number of requests that have each message."""
         for request in log.requests:
             self.uses.update(dict.fromkeys(request.messages, 1))
-        self.memos: dict[Hashable, Memo[Any, Any] | dict[Hashable, Any]] = {}
-        """Results that checks keep from one version of the log to the next."""
-        self.rewriter = rewriter = Rewriter(log.pool)
         finder = ListFinder(log.pool)
-        finder.learn(self.uses, self._spread({message: message for message in self.uses}), rewriter.rewritten)
+        finder.learn(self.uses, self._spread({message: message for message in self.uses}), Rewriter(log.pool).rewritten)
         self.lists = finder.lists
         """Returns the lists in a message, or in the one that it was made from."""
-        rewriter.use_lists({message: self.lists(message) for message in self.uses})
+        self._rewriter = Rewriter(log.pool, {message: self.lists(message) for message in self.uses})
         self.plain = Memo[LogMessage, LogMessage](lambda message: self.rewritten(message, TEXT_KINDS)).__getitem__
         """Returns a message with every defect of wording repaired."""
         self.key = Memo[LogMessage, bytes](
             lambda message: message.role.encode("utf-8", "surrogatepass") + b"\n" + packed(self.plain(message).ids)
         ).__getitem__
         """Returns a key that is equal for messages of equal text, apart from defects of wording."""
-        opens_json = PerSegment(log.pool.texts, lambda text: '{"' in text or text.endswith("{"))
-        self.has_json = Memo[LogMessage, bool](
-            lambda message: any(map(opens_json().__getitem__, message.ids))
-        ).__getitem__
-        """Returns whether a JSON object may be written out in a message."""
+        self.tools_of = Memo[LogMessage, list[Any]](lambda message: json.loads(log.text(message))).__getitem__
+        """Returns the tools that a message was made of."""
         self.list_key = Memo(self._list_key).__getitem__
         """Returns a key that is equal for lists in the same place of a prompt: of one style, behind one heading."""
         self._lists_of = Memo[tuple[LogMessage, bool], tuple[ItemList, ...]](
@@ -75,14 +56,16 @@ class LogSurvey:
         )
         self._memory_keys: dict[Hashable, bool] = {}
         self._without_space = Memo[int, int](lambda number: self.pool.intern(self.pool.texts[number].lstrip()))
-        self._line_feeds = Memo[int, int](lambda number: _line_feeds(self.pool.texts[number]))
-        self._spaced = Memo[tuple[int, int], int](lambda pair: self._put_space_of(*pair))
+        self._space = Memo[int, str](lambda number: _space_in_front(self.pool.texts[number]))
+        self._spaced = Memo[tuple[str, int], int](
+            lambda pair: self.pool.intern(pair[0].lstrip(" \t") + self.pool.texts[pair[1]].lstrip())
+        )
         for message in self.uses:
             self.plain(message)
 
     def rewritten(self, message: LogMessage, kinds: frozenset[str]) -> LogMessage:
         """Return the message with these defects of wording repaired."""
-        return message.with_ids(self.rewriter.rewritten(message.ids, kinds))
+        return message.with_ids(self._rewriter.rewritten(message.ids, kinds))
 
     def _list_key(self, each: ItemList) -> Hashable:
         heading = self.plain(each.source).ids[each.start - 1] if each.start else None
@@ -133,18 +116,8 @@ class LogSurvey:
 
     def with_space_of(self, other: int, segment: int) -> int:
         """Return a segment with the line feeds in front of another one in place of its own white space."""
-        feeds = self._line_feeds[other]
-        return segment if feeds >= 0 and feeds == self._line_feeds[segment] else self._spaced[other, segment]
-
-    def _put_space_of(self, other: int, segment: int) -> int:
-        text = self.pool.texts[other]
-        space = text[: len(text) - len(text.lstrip())]
-        return self.pool.intern(space.lstrip(" \t") + self.pool.texts[segment].lstrip())
-
-    def tools_message(self, request: int) -> LogMessage | None:
-        """Return the message of a request's tools, if it has any."""
-        first = self.log.requests[request].messages[0]
-        return first if first.role == TOOLS else None
+        space = self._space[other]
+        return segment if space == self._space[segment] else self._spaced[space, segment]
 
     @ForkSafeProperty
     def slots(self) -> Slots:
@@ -196,69 +169,5 @@ class LogSurvey:
         return spread
 
 
-def _line_feeds(segment: str) -> int:
-    """Return how many line feeds a segment begins with; -1 if it begins with other white space."""
-    text = segment.lstrip()
-    space = segment[: len(segment) - len(text)]
-    return -1 if space.strip("\n") else len(space)
-
-
-@dataclass(frozen=True, slots=True)
-class Spot:
-    """A place in a request: characters of a message's text, or a field."""
-
-    message: int | None = None
-    """Index into the prompt's messages, tools included."""
-    offset: int = 0
-    length: int = 0
-    """Characters that matter."""
-    path: str | None = None
-    text: str = ""
-    """Text to show of a field."""
-
-
-SpotPair = tuple[Spot, Spot]
-"""In the later request, and in the earlier."""
-
-
-def items_spot(survey: LogSurvey, at: int, message: LogMessage, start: int, end: int) -> Spot:
-    """Return the place of the segments `start` to `end` of a message, without white space around them."""
-    before, text = survey.pool.text(message.ids[:start]), survey.pool.text(message.ids[start:end])
-    return Spot(at, len(before) + len(text) - len(text.lstrip()), len(text.strip()))
-
-
-def word_spot(survey: LogSurvey, later: int, earlier: int, *, kind: str) -> SpotPair | None:
-    """Return the first segment that differs between two requests because of one defect of wording."""
-    others = TEXT_KINDS - {kind}
-
-    def segments(request: int) -> list[tuple[int, int, int, int, int]]:
-        return [
-            (plain, rough, segment, at, index)
-            for at, message in enumerate(survey.log.requests[request].messages)
-            for index, (plain, rough, segment) in enumerate(
-                zip(survey.plain(message).ids, survey.rewriter.rewritten(message.ids, others), message.ids, strict=True)
-            )
-        ]
-
-    old: dict[int, tuple[int, int, int, int]] = {}
-    for plain, rough, segment, at, index in segments(earlier):
-        old.setdefault(plain, (rough, segment, at, index))
-    for plain, rough, segment, at, index in segments(later):
-        match = old.get(plain)
-        if match is not None and rough != match[0] and segment != match[1]:
-            requests, texts = survey.log.requests, survey.pool.texts
-            ids, old_ids = requests[later].messages[at].ids, requests[earlier].messages[match[2]].ids
-            before, old_before = survey.pool.text(ids[:index]), survey.pool.text(old_ids[: match[3]])
-            start, end, old_end = _differing(texts[segment], texts[match[1]])
-            return (
-                Spot(at, len(before) + start, end - start),
-                Spot(match[2], len(old_before) + start, old_end - start),
-            )
-    return None
-
-
-def _differing(text: str, other: str) -> tuple[int, int, int]:
-    """Return where two texts begin to differ, and where each of them stops."""
-    start = common_length(text, other)
-    tail = common_length(text[start:][::-1], other[start:][::-1])
-    return start, len(text) - tail, len(other) - tail
+def _space_in_front(segment: str) -> str:
+    return segment[: len(segment) - len(segment.lstrip())]

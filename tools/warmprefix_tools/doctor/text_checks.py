@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 import unicodedata
 from array import array
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import compress
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from warmprefix_tools.doctor.lists import ItemList, without_number
-from warmprefix_tools.doctor.request_log import Ids, LogMessage, PerSegment, SegmentPool
+from warmprefix_tools.doctor.request_log import Ids, LogMessage, SegmentPool
 
 __all__ = ["TEXT_CHECKS", "TEXT_KINDS", "Rewriter", "TextCheck"]
 
@@ -206,146 +205,82 @@ _PARTS = {"inside": _INSIDE, "outside": _OUTSIDE, "headers": _HEADER, "everywher
 _SUSPECT = re.compile(r"[^ -/:-~]")
 
 
-@dataclass(slots=True)
-class _RewriteTable:
-    """New numbers of the segments below `size`; a segment that stays as it is has no entry in `changed`."""
-
-    size: int = 0
-    changed: dict[int, int] = field(default_factory=dict)
-
-
 class Rewriter:
     """Results of the text checks per segment. A segment is rewritten once, however often it occurs."""
 
-    def __init__(self, pool: SegmentPool) -> None:
-        self._pool = pool
-        self._flags = bytearray()
-        self._default_flags = _INSIDE | _OUTSIDE
-        """Flags of a segment that no message of the log has; of all segments until `use_lists`."""
-        self._tables = {check.kind: _RewriteTable() for check in TEXT_CHECKS}
-        self._fused: dict[frozenset[str], _RewriteTable] = {}
-        self._suspect = PerSegment(pool.texts, _is_suspect)
-        self._log_size = len(pool)
+    def __init__(self, pool: SegmentPool, lists: Mapping[LogMessage, Sequence[ItemList]] | None = None) -> None:
+        """Create a rewriter of all segments of a pool.
 
-    def use_lists(self, lists: Mapping[LogMessage, Sequence[ItemList]]) -> None:
-        """Note which segments stand in list items, which open one, and which stand elsewhere.
-
-        Before this call, all segments count as standing both inside and outside of lists.
+        Args:
+            pool: The segments; the results are added.
+            lists: The lists of each message. Without them, all segments count as standing inside and outside of lists.
         """
-        self._flags = flags = self._flags_of(lists)
-        self._default_flags = _OUTSIDE
-        self._fused.clear()
-        listed = bytearray(map(_INSIDE.__and__, flags))
-        for check in TEXT_CHECKS:
-            table = self._tables[check.kind]
-            if check.part == "headers":
-                reach = compress(range(table.size), listed)
-                self._rewrite(check, [number for number in reach if self._flag(number) & _HEADER], table)
-            elif check.part != "everywhere":  # it was applied everywhere so far: undo it outside of its part
-                self._rewrite(check, sorted(table.changed), table)
-            moved = sorted(number for number in table.changed if number < len(listed) and listed[number])
-            for number in moved:
-                self._inherit(table.changed[number], number)
-            for number in moved:
-                made = table.changed[number]
-                listed.extend(bytes(max(made + 1 - len(listed), 0)))
-                listed[made] = True
-
-    def _flags_of(self, lists: Mapping[LogMessage, Sequence[ItemList]]) -> bytearray:
-        flags = bytearray(len(self._pool))
-        for message, found in lists.items():
-            ids = message.ids
-            end = 0
-            for each in found:
-                for number in ids[end : each.start]:
-                    flags[number] |= _OUTSIDE
-                for number in ids[each.start : each.end]:
-                    flags[number] |= _INSIDE
-                for item in each.items:
-                    flags[ids[item.start]] |= _HEADER
-                end = max(end, each.end)
-            for number in ids[end:]:
-                flags[number] |= _OUTSIDE
-        return flags.replace(b"\0", bytes([_OUTSIDE]))  # segments that only the checks have made so far
+        self._pool = pool
+        self._parts = bytearray(len(pool)) if lists is None else _parts_of(len(pool), lists)
+        self._default_parts = _OUTSIDE if lists is not None else _INSIDE | _OUTSIDE
+        self._searched = 0
+        self._defective: list[tuple[int, int]] = []
+        """Segments that any check changes, of the first `_searched` segments, each with the parts where it stands."""
+        self._changed: defaultdict[frozenset[str], dict[int, int]] = defaultdict(dict)
+        """For each set of defects, the segments that change without them."""
+        self._done: Counter[frozenset[str]] = Counter()
+        """For each set of defects, how many of the defective segments were rewritten."""
 
     def rewritten(self, ids: Ids, kinds: frozenset[str] = TEXT_KINDS) -> Ids:
         """Return the segments without these defects; the same array if there are none."""
-        table = self._fused.get(kinds)
-        if table is None or (table.size < len(self._pool) and len(ids) and max(ids) >= table.size):
-            table = self._table(kinds)
-        changed = table.changed
+        if len(ids) and max(ids) >= self._searched:
+            self._search()
+        changed = self._changed[kinds]
+        for number, parts in self._defective[self._done[kinds] :]:
+            text = self._pool.texts[number]
+            if (new := _rewritten(text, parts, kinds)) != text:
+                changed[number] = self._pool.intern(new)
+        self._done[kinds] = len(self._defective)
         if changed.keys().isdisjoint(ids):
             return ids
         numbers = ids.tolist()
         return array("I", list(map(changed.get, numbers, numbers)))
 
-    def needed(self, vaguest_first: Iterable[str]) -> frozenset[str]:
-        """Return the defects that no others explain: of two that do, the vaguer one is left out."""
-        kinds = TEXT_KINDS
-        for kind in vaguest_first:
-            (check,) = (check for check in TEXT_CHECKS if check.kind == kind)
-            if not self._merges(check, kinds - {kind}):
-                kinds -= {kind}
-        return kinds
+    def _search(self) -> None:
+        texts, parts = self._pool.texts, self._parts
+        suspects = [number for number in range(self._searched, len(texts)) if _is_suspect(texts[number])]
+        plain = [plain_space(plain_characters(texts[number])) for number in suspects]
+        together: Counter[str] = Counter()
+        for number, text in zip(suspects, plain, strict=True):  # all spellings of a text stand where any of them stands
+            together[text] |= parts[number] if number < len(parts) else 0
+            if text != texts[number]:  # odd white space may only look like a list
+                together[text] |= _OUTSIDE
+        for number, text in zip(suspects, plain, strict=True):
+            everywhere = together[text] or self._default_parts
+            if _rewritten(texts[number], everywhere, TEXT_KINDS) != texts[number]:
+                self._defective.append((number, everywhere))
+        self._searched = len(texts)
 
-    def _merges(self, check: TextCheck, kinds: frozenset[str]) -> bool:
-        """Return whether any two segments that differ without the other defects are equal without this one."""
-        others = self._table(kinds).changed
-        moved = self._grown(check).changed
-        made_by_others = {made for number, made in others.items() if number < self._log_size}
 
-        def exists(number: int) -> bool:
-            return (number < self._log_size and number not in others) or number in made_by_others
+def _rewritten(text: str, parts: int, kinds: frozenset[str]) -> str:
+    for check in TEXT_CHECKS:
+        if check.kind in kinds:
+            text = (check.rewrite if parts & _PARTS[check.part] else check.elsewhere)(text)
+    return text
 
-        made = Counter(target for number, target in moved.items() if exists(number))
-        return any(count > 1 or (target not in moved and exists(target)) for target, count in made.items())
 
-    def _table(self, kinds: frozenset[str]) -> _RewriteTable:
-        """Return the table of several checks together."""
-        size = len(self._pool)
-        tables = [self._grown(check).changed for check in TEXT_CHECKS if check.kind in kinds]
-        fused: dict[int, int] = {}
-        for number in set().union(*tables):
-            made = number
-            for changed in tables:
-                made = changed.get(made, made)
-            if made != number:
-                fused[number] = made
-        table = self._fused[kinds] = _RewriteTable(size, fused)
-        return table
-
-    def _grown(self, check: TextCheck) -> _RewriteTable:
-        """Return the check's own table, extended to all segments of the pool."""
-        table = self._tables[check.kind]
-        while (done := table.size) < len(self._pool):  # rewriting adds segments
-            table.size = len(self._pool)
-            new = self._suspect()[done : table.size]
-            self._rewrite(check, compress(range(done, table.size), new), table)
-        return table
-
-    def _rewrite(self, check: TextCheck, numbers: Iterable[int], table: _RewriteTable) -> None:
-        """Set the table's entries for these segments."""
-        texts, intern, part = self._pool.texts, self._pool.intern, _PARTS[check.part]
-        for number in numbers:
-            text = texts[number]
-            rewritten = (check.rewrite if self._flag(number) & part else check.elsewhere)(text)
-            if rewritten == text:
-                table.changed.pop(number, None)
-            else:
-                made = table.changed[number] = intern(rewritten)
-                self._inherit(made, number)
-
-    def _flag(self, number: int) -> int:
-        return self._flags[number] if number < len(self._flags) else self._default_flags
-
-    def _inherit(self, made: int, number: int) -> None:
-        """Let a segment count as standing wherever the segment stands that it was made from."""
-        flag, size = self._flag(number), len(self._flags)
-        if made >= size:
-            self._flags.extend(bytes([self._default_flags]) * max(made + 1 - size, size))
-            self._flags[made] = flag
-        else:
-            self._flags[made] |= flag
+def _parts_of(size: int, lists: Mapping[LogMessage, Sequence[ItemList]]) -> bytearray:
+    """Return for each segment whether it stands in list items, opens one, or stands elsewhere."""
+    parts = bytearray(size)
+    for message, found in lists.items():
+        ids = message.ids
+        end = 0
+        for each in found:
+            for number in ids[end : each.start]:
+                parts[number] |= _OUTSIDE
+            for number in ids[each.start : each.end]:
+                parts[number] |= _INSIDE
+            for item in each.items:
+                parts[ids[item.start]] |= _HEADER
+            end = max(end, each.end)
+        for number in ids[end:]:
+            parts[number] |= _OUTSIDE
+    return parts
 
 
 def _is_suspect(segment: str) -> bool:

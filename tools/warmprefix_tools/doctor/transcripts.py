@@ -6,46 +6,51 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from warmprefix_requests.usage import token_usage
 from warmprefix_tools.doctor.formats import plain_message
 from warmprefix_tools.doctor.records import seconds
-from warmprefix_tools.doctor.request_log import LogMessage
+from warmprefix_tools.doctor.request_log import LogMessage, LogRequest
 
-__all__ = ["TRANSCRIPTS", "AgentTranscript", "LoggedTurn", "LooseMessages", "Show", "ShownMessage", "TranscriptFormat"]
+__all__ = ["TRANSCRIPTS", "AgentTranscript", "LooseMessages", "Show", "TranscriptFormat"]
 
 Json = Mapping[str, Any]
-ShownMessage = tuple[LogMessage, tuple[int, ...]]
-"""A message of the log, and the ends of its parts."""
-Show = Callable[[Json], list[ShownMessage]]
+Show = Callable[[Json], list[LogMessage]]
 """Returns the messages of a body."""
 
 
-class LoggedTurn(NamedTuple):
-    """One request of a transcript: what it sent, and what was reported of it."""
-
-    messages: tuple[ShownMessage, ...]
-    model: str | None
-    session: str | None
-    usage: Json | None
-    seconds: float | None
-
-
 class AgentTranscript(Protocol):
-    """A reader of the lines of one format, in their order."""
+    """A reader of the lines of one format, in their order. It leaves file and line of the requests open."""
 
-    def take(self, record: Json, file: str) -> Iterator[LoggedTurn]:
+    def take(self, record: Json, file: str) -> Iterator[LogRequest]:
         """Read a line, and yield the requests that are complete with it."""
         ...
 
-    def end(self, file: str) -> Iterator[LoggedTurn]:
+    def end(self, file: str) -> Iterator[LogRequest]:
         """Yield the requests that are open at the end of a file."""
         ...
+
+
+def _request(
+    messages: list[LogMessage], model: object, session: str | None, usage: object, time: float | None
+) -> LogRequest:
+    tokens = token_usage(usage)
+    return LogRequest(
+        "",
+        0,
+        tuple(messages),
+        model=model if isinstance(model, str) else None,
+        session=session,
+        reported_prompt_tokens=tokens.prompt_tokens,
+        reported_cached_tokens=tokens.cached_tokens,
+        seconds=time,
+    )
 
 
 @dataclass(slots=True, eq=False)
 class _Thread:
     """Messages of one conversation so far, and the answer that is still being written, block by block."""
 
-    history: list[ShownMessage] = field(default_factory=list)
+    history: list[LogMessage] = field(default_factory=list)
     answer: str | None = None
     blocks: list[Any] = field(default_factory=list)
 
@@ -70,7 +75,7 @@ class ClaudeTranscript:
         self._latest: dict[Hashable, _Thread] = {}
         self._seen: set[str] = set()
 
-    def take(self, record: Json, file: str) -> Iterator[LoggedTurn]:
+    def take(self, record: Json, file: str) -> Iterator[LogRequest]:
         """Read a line, and yield a request if an answer begins with it."""
         session = record.get("sessionId", record.get("session_id"))
         chain = (file, str(session), str(record.get("agentId")), record.get("isSidechain") is True)
@@ -91,13 +96,9 @@ class ClaudeTranscript:
                 thread.end_answer(self._show)
                 if key not in self._seen and thread.history:
                     names = [str(name) for name in (session, record.get("agentId")) if name is not None]
-                    yield LoggedTurn(
-                        tuple(thread.history),
-                        message.get("model"),
-                        "/".join(names) or None,
-                        message.get("usage"),
-                        seconds(record.get("timestamp")),
-                    )
+                    time = seconds(record.get("timestamp"))
+                    id_ = "/".join(names) or None
+                    yield _request(thread.history, message.get("model"), id_, message.get("usage"), time)
                 self._seen.add(key)
                 thread.answer = key
             content = message.get("content")
@@ -107,7 +108,7 @@ class ClaudeTranscript:
         if isinstance(record.get("uuid"), str):
             self._places[record["uuid"]] = thread, place
 
-    def end(self, file: str) -> Iterator[LoggedTurn]:
+    def end(self, file: str) -> Iterator[LogRequest]:
         """Yield nothing: a request counts from its answer on."""
         return iter(())
 
@@ -136,7 +137,7 @@ class CodexRollout:
         self._show = show
         self._sessions: dict[str, _CodexSession] = {}
 
-    def take(self, record: Json, file: str) -> Iterator[LoggedTurn]:
+    def take(self, record: Json, file: str) -> Iterator[LogRequest]:
         """Read a line, and yield a request with the report of its tokens, or with the next answer."""
         session = self._sessions.setdefault(file, _CodexSession())
         kind, payload = record["type"], record["payload"]
@@ -153,7 +154,7 @@ class CodexRollout:
         elif kind == "response_item":
             if _is_answer(payload):
                 if session.asked is not None and session.answered:
-                    yield session.turn(None)
+                    yield session.request(None)
                 session.answered = False
                 if session.asked is None:
                     session.asked = (len(session.history), seconds(record.get("timestamp")))
@@ -164,32 +165,32 @@ class CodexRollout:
             info = payload.get("info")
             usage = info.get("last_token_usage") if isinstance(info, Mapping) else None
             if session.asked is not None and isinstance(usage, Mapping):
-                yield session.turn(usage)
+                yield session.request(usage)
 
-    def end(self, file: str) -> Iterator[LoggedTurn]:
+    def end(self, file: str) -> Iterator[LogRequest]:
         """Yield the last request if its tokens were not reported."""
         session = self._sessions.pop(file, None)
         if session is not None and session.asked is not None:
-            yield session.turn(None)
+            yield session.request(None)
 
 
 @dataclass(slots=True)
 class _CodexSession:
     id: str | None = None
-    model: str | None = None
-    system: list[ShownMessage] = field(default_factory=list)
-    history: list[ShownMessage] = field(default_factory=list)
+    model: object = None
+    system: list[LogMessage] = field(default_factory=list)
+    history: list[LogMessage] = field(default_factory=list)
     asked: tuple[int, float | None] | None = None
     """Number of messages in front of the answer that is being read, and its time."""
     answered: bool = False
     """True if something was sent behind that answer."""
 
-    def turn(self, usage: Json | None) -> LoggedTurn:
+    def request(self, usage: Json | None) -> LogRequest:
         """Return the request whose answer was read."""
         assert self.asked is not None
         end, time = self.asked
         self.asked, self.answered = None, False
-        return LoggedTurn((*self.system, *self.history[:end]), self.model, self.id, usage, time)
+        return _request([*self.system, *self.history[:end]], self.model, self.id, usage, time)
 
 
 def _is_answer(item: Json) -> bool:
@@ -201,7 +202,7 @@ class LooseMessages:
 
     def __init__(self, show: Show) -> None:
         self._show = show
-        self._histories: dict[str, list[ShownMessage]] = {}
+        self._histories: dict[str, list[LogMessage]] = {}
 
     @staticmethod
     def recognise(record: object) -> bool:
@@ -209,19 +210,19 @@ class LooseMessages:
         message = plain_message(record) if isinstance(record, Mapping) else {}
         return isinstance(message.get("role"), str) and "content" in message
 
-    def take(self, record: Json, file: str) -> Iterator[LoggedTurn]:
+    def take(self, record: Json, file: str) -> Iterator[LogRequest]:
         """Read a message, and yield a request if it is an answer."""
         history = self._histories.setdefault(file, [])
         shown = self._show({"messages": [record]})
-        if shown[-1][0].role == "assistant" and history:
-            yield LoggedTurn(tuple(history), None, file, record.get("usage"), None)
+        if shown[-1].role == "assistant":
+            yield _request(history, None, file, record.get("usage"), None)
         history += shown
 
-    def end(self, file: str) -> Iterator[LoggedTurn]:
+    def end(self, file: str) -> Iterator[LogRequest]:
         """Yield the conversation if no answer ends it."""
         history = self._histories.pop(file, [])
-        if history and history[-1][0].role != "assistant":
-            yield LoggedTurn(tuple(history), None, file, None, None)
+        if history and history[-1].role != "assistant":
+            yield _request(history, None, file, None, None)
 
 
 class TranscriptFormat(NamedTuple):
