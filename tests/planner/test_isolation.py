@@ -564,7 +564,7 @@ def command_inspect(world: World, loot: Loot, me: Conversation) -> object:
         status, output = state(world, "inspect", *named(conversation, me.tenant), "--json")
         found = json.loads(output)
         results.append((status, found["usable"], [found.get(name) for name in ("epoch", "turn")], found.get("blocks")))
-        results.append(len(found.get("leases", ())))
+        results.append(len(found.get("plans", ())))
     return results
 
 
