@@ -227,19 +227,19 @@ def test_length_of_bars_matches_their_numbers(pages: dict[str, Path], browser: B
         )
 
 
-def test_lines_end_next_to_their_names(pages: dict[str, Path], browser: Browser) -> None:
+def test_legend_names_each_line_with_its_end(pages: dict[str, Path], browser: Browser) -> None:
     browser.open(pages["replay"])
-    ends = browser.evaluate(
+    charts = browser.evaluate(
         "[...document.querySelectorAll('.lines')].map(chart => [chart.querySelectorAll('.plot .line').length,"
-        " [...chart.querySelectorAll('.name')].map(name => name.textContent),"
-        " [...chart.querySelectorAll('.names .line')].map(leader => leader.getAttribute('class'))])"
+        " [...chart.nextElementSibling.querySelectorAll('.name')].map(name => name.textContent),"
+        " [...chart.nextElementSibling.querySelectorAll('.line')].map(line => line.getAttribute('class'))])"
     )
-    assert len(ends) == 5
-    for number, names, leaders in ends:
-        assert number == len(names) == len(leaders) == 5
+    assert len(charts) == 5
+    for number, names, swatches in charts:
+        assert number == len(names) == len(swatches) == 5
         ratios = [float(re.findall(r"([\d.]+)%$", name)[0]) for name in names]
         assert ratios == sorted(ratios, reverse=True)
-        assert names[leaders.index("line hero")].startswith("coaccess")
+        assert names[swatches.index("line hero")].startswith("coaccess")
 
 
 def test_pointer_shows_the_numbers_of_a_column(pages: dict[str, Path], browser: Browser) -> None:
