@@ -55,10 +55,9 @@ from warmprefix.batch.distinct import split
 from warmprefix.batch.plan import BatchPlan, BatchRequest
 from warmprefix.batch.planners import BatchPlanner, Placed, Progress, depth_first
 from warmprefix.labels import label_candidates
-from warmprefix.notes import NoteWriter
 from warmprefix.plan import PlannedBlock
 from warmprefix.prefix.tree import PrefixTree
-from warmprefix.tokens import CheckedCounter, as_counter
+from warmprefix.tokens import CheckedCounter, NoteWriter, as_counter, order_note
 from warmprefix_tools.replay.workload import Workload
 from warmprefix_tools.traces.reader import read_trace
 from warmprefix_tools.traces.trace import Trace, TraceRequest
@@ -316,7 +315,7 @@ def net_prefilled(workload: Workload, planned: Planned, capacity: int | None, wr
     for i, order in planned.placed:
         ranks = [workload.requests[i].keys.index(key) for key in order]
         labels, texts = [blocks[key].label for key in order], [blocks[key].block.text for key in order]
-        note = writer.templates.order_note(annotation, ranks, labels, texts)
+        note = order_note(writer.templates, annotation, ranks, labels, texts)
         prefilled += 0 if note is None else writer.count(note)
         prefilled += sum([lengths[key] for key in order]) - tree.insert(order, [lengths[key] for key in order]).tokens
     return prefilled

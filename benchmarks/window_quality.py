@@ -5,7 +5,7 @@
 Without an argument the traces are those in the folder that the environment variable WARMPREFIX_TRACES names, or, if
 there are none, three generated ones. A trace is cut into windows of consecutive requests. *one by one*: each request is
 planned with `ContextPlanner.plan` and committed before the next one comes. *window*: each window is planned with
-`ContextPlanner.plan_window`, and its requests are committed in execution order before the next window comes. The same
+`plan_batch` with `"window"`, and its requests are committed in execution order before the next window comes. The same
 model of a prefix cache counts the hits of both (`PrefixTree`: least recently used path first, tails first). The planner
 has the size of this cache as `capacity_tokens`, starts empty, and counts no notes. `k` is the trace's own, 15 at most,
 unless `REPORTED_K` has otherwise.
@@ -111,8 +111,9 @@ def one_at_a_time(planner: ContextPlanner, requests: Sequence[ReplayRequest]) ->
 def in_windows(planner: ContextPlanner, requests: Iterable[ReplayRequest], window: int) -> Served:
     coming = iter(requests)
     while waiting := list(islice(coming, window)):
-        batch = planner.plan_window(
-            [BatchRequest(i, request.blocks, tenant=request.source.scope) for i, request in enumerate(waiting)]
+        batch = planner.plan_batch(
+            [BatchRequest(i, request.blocks, tenant=request.source.scope) for i, request in enumerate(waiting)],
+            "window",
         )
         for planned in batch:
             planner.commit(planned.plan)

@@ -48,7 +48,7 @@ def serve(planner):
 
 def aserve(planner):
     async def main():
-        async with planner.aplanning(DOCUMENTS[:4], conversation="a", placement="tail"):
+        async with planner.planning(DOCUMENTS[:4], conversation="a", placement="tail"):
             pass
     asyncio.run(main())
 

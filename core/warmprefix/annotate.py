@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, get_args
 
 from warmprefix.errors import check_count
 from warmprefix.labels import LABEL_CHARACTERS
-from warmprefix.quotes import COMBINING, INVISIBLE, QUOTATION_MARKS, folded, quotes_of
+from warmprefix.quotes import COMBINING, INVISIBLE, QUOTATION_MARKS, folded
 
 __all__ = [
     "Annotate",
@@ -140,7 +140,7 @@ class Templates:
     location: str = "Please also use the context labelled {labels} above in this conversation."
     """`{labels}` is replaced by the labels of blocks that the conversation holds: ``[Doc_1], [Doc_2]``."""
 
-    _lead_ins: tuple[bytes, ...] = field(init=False, repr=False, compare=False)
+    lead_ins: tuple[bytes, ...] = field(init=False, repr=False, compare=False)
     """The folded words before each placeholder; those of `quotes` first."""
 
     _before: tuple[str, ...] = field(init=False, repr=False, compare=False)
@@ -151,7 +151,7 @@ class Templates:
         check_count("most_named", self.most_named, optional=True)
         quoting = _lead_in("quotes", "quotes", self.quotes)
         lead_ins = (_lead_in("order", "order", self.order), _lead_in("location", "labels", self.location))
-        object.__setattr__(self, "_lead_ins", tuple(map(folded, (quoting, *lead_ins))))
+        object.__setattr__(self, "lead_ins", tuple(map(folded, (quoting, *lead_ins))))
         object.__setattr__(self, "_before", lead_ins)
 
     def order_annotation(self, labels: Iterable[str]) -> str:
@@ -161,61 +161,6 @@ class Templates:
         'Please read the context in the following priority order: [Doc_2] > [Doc_1] > [Doc_4] and answer the question.'
         """
         return self.order.format(order=_listed(labels, " > "))
-
-    def needs_note(self, annotation: Annotation, ranks: Sequence[int]) -> bool:
-        """Return True if a planned order needs a note. O(blocks).
-
-        Args:
-            annotation: What the prompt shows.
-            ranks: For each block in planned order, its place in relevance order; distinct. Without the blocks that
-                continue a run: a note names a run by its first block, because the order within it is a fact.
-        """
-        named = self.most_quoted if annotation == "note" else self.most_named
-        return annotation in ("note", "both") and list(ranks[:named]) != sorted(ranks)[:named]
-
-    def note(
-        self, annotation: Annotation, labels: Sequence[str], texts: Sequence[str], others: Sequence[str] = ()
-    ) -> str | None:
-        """Return the note of every order that needs one; None if the best text cannot be quoted. O(characters).
-
-        A text can be quoted if it has words that stand in no other text. The note does not depend on the order.
-
-        >>> Templates().note("note", (), ["The sky is blue.", "The grass is green.", "The sea is blue."])
-        'Most relevant above: the passage with "The sky is".'
-
-        Args:
-            annotation: What the prompt shows.
-            labels: The blocks' labels, in relevance order; unused for `"note"`.
-            texts: The blocks' texts; used for `"note"` only.
-            others: The texts of blocks that continue a run, which a note does not name.
-        """
-        if annotation == "both":
-            return self.order_annotation(labels[: self.most_named])
-        quoted = len(texts) if self.most_quoted is None else self.most_quoted
-        shown = [self.escaped(text) if i < quoted else text for i, text in enumerate(texts)]
-        quotes = quotes_of([*shown, *others], min(quoted, len(texts)))
-        return self.quotes.format(quotes=" > ".join([f'"{quote}"' for quote in quotes])) if quotes else None
-
-    def order_note(
-        self, annotation: Annotation, ranks: Sequence[int | None], labels: Sequence[str], texts: Sequence[str]
-    ) -> str | None:
-        """Return the note of one order; None if it needs none, or if the best text cannot be quoted.
-
-        Args:
-            annotation: What the prompt shows.
-            ranks: For each block in planned order, its place in relevance order; distinct. None for a block that
-                continues a run.
-            labels: The label of each, in planned order; unused for `"note"`.
-            texts: The text of each; used for `"note"` only.
-        """
-        ranked = sorted([(rank, place) for place, rank in enumerate(ranks) if rank is not None])
-        if not self.needs_note(annotation, [rank for rank in ranks if rank is not None]):
-            return None
-        best_first = [place for _, place in ranked]
-        if annotation == "both":
-            return self.note(annotation, [labels[i] for i in best_first], ())
-        others = [texts[place] for place, rank in enumerate(ranks) if rank is None]
-        return self.note(annotation, (), [texts[i] for i in best_first], others)
 
     def location_annotation(self, labels: Iterable[str]) -> str:
         """Return the note that replaces blocks which the conversation already holds.
@@ -309,12 +254,12 @@ class Templates:
 
     def _apparent_notes(self, text: str) -> _ApparentNotes:
         fold = folded(text)
-        if not any(lead_in in fold for lead_in in self._lead_ins):
+        if not any(lead_in in fold for lead_in in self.lead_ins):
             return _NO_NOTES
         places = [place for place, character in enumerate(text) for _ in folded(character)]
         begins: set[int] = set()
         ends: set[int] = set()
-        for number, lead_in in enumerate(self._lead_ins):
+        for number, lead_in in enumerate(self.lead_ins):
             at = fold.find(lead_in)
             while at >= 0:
                 begin, behind = places[at], places[at + len(lead_in) - 1] + 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 __all__ = ["COMBINING", "INVISIBLE", "QUOTATION_MARKS", "folded", "quotes_of"]
 
@@ -82,13 +82,17 @@ def _folded_rest(error: UnicodeError) -> tuple[bytes, int]:
 codecs.register_error(_HANDLER, _folded_rest)
 
 
-def quotes_of(texts: Sequence[str], number: int) -> list[str]:
+def quotes_of(
+    texts: Sequence[str], number: int, lead_ins: Sequence[bytes] = (), escaped: Callable[[str], str] = str
+) -> list[str]:
     """Return words of each of the first `number` texts that stand in no other text.
 
     A quote is part of one line, begins and ends at the end of a word, and has no quotation mark, bracket, backslash or
     invisible character. It is the beginning of its text where possible. No other text holds it, nor do two texts where
     they meet, in whatever order they stand, however a reader treats case, white space, signs and invisible characters.
     Ends before the first text without such words, which repeats parts of other texts only.
+
+    A prompt shows a text `escaped` if its fold holds one of the `lead_ins`.
 
     >>> quotes_of(["The sky is blue.", "The sky is blue at noon.", "Grass"], 3)
     []
@@ -98,9 +102,10 @@ def quotes_of(texts: Sequence[str], number: int) -> list[str]:
     folds = [folded(text) for text in texts]
     found: list[str] = []
     for i, text in enumerate(texts[:number]):
+        if [lead_in for lead_in in lead_ins if lead_in in folds[i]]:
+            text = escaped(text)
         passage = _Passage(folds, i)
-        quotes = (_quote(text, passage, least) for least in _LEAST_BYTES)
-        quote = next(filter(None, quotes), None)
+        quote = _quote(text, passage, _LEAST_BYTES[0]) or _quote(text, passage, _LEAST_BYTES[1])
         if quote is None:
             break
         found.append(quote)

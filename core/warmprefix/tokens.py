@@ -1,24 +1,33 @@
-"""Lengths in tokens of the short texts that the planner writes: notes, labels and references."""
+"""Notes and labels of a planner's prompts, and their price in tokens."""
 
 from __future__ import annotations
 
-import inspect
-import logging
 import operator
 import re
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Collection, Mapping, Sequence, Sized
+from dataclasses import dataclass, field
 from functools import lru_cache
 from string import ascii_lowercase, ascii_uppercase, digits, punctuation
-from typing import Any, Protocol, SupportsIndex
+from typing import Any, Protocol, SupportsIndex, cast
 
-from warmprefix.errors import check_count, log_failure
-from warmprefix.forks import fork_safe_lock, in_each_process
-from warmprefix.ticker import Ticker
+from warmprefix.annotate import Annotate, Annotation, Templates, annotation_for, check_annotate, has_labels
+from warmprefix.blocks import ContextBlock
+from warmprefix.errors import log_failure
+from warmprefix.plan import PlannedBlock
+from warmprefix.quotes import quotes_of
 
-__all__ = ["BackgroundCounter", "CheckedCounter", "TokenCounter", "as_counter", "estimated_tokens"]
-
-_log = logging.getLogger(__name__)
+__all__ = [
+    "CheckedCounter",
+    "NoteWriter",
+    "OrderNote",
+    "TokenCounter",
+    "as_counter",
+    "estimated_tokens",
+    "needs_note",
+    "order_note",
+    "plausible_count",
+    "raise_unless_failure",
+]
 
 
 class TokenCounter(Protocol):
@@ -54,7 +63,6 @@ _TOKENS_PER_CHARACTER = (
     (r"[\u0800-\u1dff\u2c00-\u303f\ua000-\uabff\ud7b0-\uffff]", 0.66),  # Devanagari, Thai and others
     (r"[\U00010000-\U0010ffff]", 2.0),  # emoji and others
 )
-_CHARACTERS = [(re.compile(pattern).findall, tokens) for pattern, tokens in _TOKENS_PER_CHARACTER]
 
 
 def _table(classes: Mapping[str, str]) -> bytes:
@@ -95,8 +103,8 @@ def estimated_tokens(text: str) -> int:
         blanks = gaps.replace(b"0", b" ").split()
         total += len(blanks) - blanks.count(b"s")
     if not text.isascii():
-        for find_all, tokens in _CHARACTERS:
-            total += tokens * len(find_all(text))
+        for pattern, tokens in _TOKENS_PER_CHARACTER:
+            total += tokens * len(re.findall(pattern, text))
     return max(int(total + 0.5), 1) if text else 0
 
 
@@ -111,7 +119,7 @@ def as_counter(tokenizer: object) -> TokenCounter:
 
     Args:
         tokenizer: None; an object with `encode(text)`, such as a tokenizer of `transformers`, `tokenizers` or
-            `tiktoken`; or a callable that returns the tokens or their number, such as a `BackgroundCounter`. Where
+            `tiktoken`; or a callable that returns the tokens or their number. Where
             `encode` has the argument `add_special_tokens`, those that begin and end a prompt are left out.
 
     Raises:
@@ -119,8 +127,8 @@ def as_counter(tokenizer: object) -> TokenCounter:
     """
     if tokenizer is None:
         return estimated_tokens
-    if isinstance(tokenizer, BackgroundCounter):
-        return tokenizer
+    if getattr(tokenizer, "remembers", False):
+        return cast("TokenCounter", tokenizer)
     if not isinstance(tokenizer, str | bytes):
         # tiktoken's `encode` refuses texts that contain a special token; `encode_ordinary` counts them as text.
         for name in ("encode_ordinary", "encode"):
@@ -134,6 +142,8 @@ def as_counter(tokenizer: object) -> TokenCounter:
 
 
 def _takes_special_tokens(encode: Callable[..., object]) -> bool:
+    import inspect  # slow to import, and only needed here
+
     try:
         return "add_special_tokens" in inspect.signature(encode).parameters
     except (TypeError, ValueError):  # compiled functions may have no signature
@@ -179,25 +189,28 @@ class CheckedCounter:
         self._counter = counter
         self._on_failure = on_failure
         self._has_failed = False
-        # A `BackgroundCounter` has its own memory, and returns the true count only later.
-        self._cached_characters = -1 if isinstance(counter, BackgroundCounter) else _CACHED_CHARACTERS
+        self._cached_characters = -1 if getattr(counter, "remembers", False) else _CACHED_CHARACTERS
         self._cached = lru_cache(_CACHED_TEXTS)(self._checked)
 
     def __call__(self, text: str, /) -> int:
         try:
             return self._cached(text) if len(text) <= self._cached_characters else self._checked(text)
         except BaseException as error:
-            _raise_unless_failure(error)
-            log_failure(_log, "a tokenizer failed, so tokens are estimated", first=not self._has_failed)
+            raise_unless_failure(error)
+            import logging  # slow to import, and seldom needed
+
+            log_failure(
+                logging.getLogger(__name__), "a tokenizer failed, so tokens are estimated", first=not self._has_failed
+            )
             self._has_failed = True
         self._on_failure()
         return estimated_tokens(text)
 
     def _checked(self, text: str) -> int:
-        return _plausible(self._counter(text), text)
+        return plausible_count(self._counter(text), text)
 
 
-def _plausible(count: object, text: str) -> int:
+def plausible_count(count: object, text: str) -> int:
     """Return `count` if a text may have this number of tokens; raise ValueError otherwise."""
     least = 1 if text and not text.isspace() else 0
     most = len(text.encode("utf-8", "surrogatepass")) + _SPECIAL_TOKENS
@@ -206,128 +219,164 @@ def _plausible(count: object, text: str) -> int:
     return count
 
 
-def _raise_unless_failure(error: BaseException) -> None:
+def raise_unless_failure(error: BaseException) -> None:
     """Raise again what is no failure of a tokenizer, such as KeyboardInterrupt."""
     # The panic of a tokenizer in Rust is a BaseException.
     if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
         raise error
 
 
-# -- slow tokenizers ---------------------------------------------------------------------------------------------------
+# -- notes -------------------------------------------------------------------------------------------------------------
 
-_LEARNED_CHARACTERS = 2000
-_MAX_WAITING = 256
-_FIRST_PAUSE_SECONDS = 1.0
-_LONGEST_PAUSE_SECONDS = 60.0
-_IDLE_SECONDS = 3600.0
-_CLOSING_SECONDS = 1.0
-_PRIOR_TOKENS = 50
-"""Weight of the estimate in the ratio, so that one short label changes it little."""
+_MARGIN = 1.5
+"""Tokens that an order must save for each token of its note: both are estimates, and short blocks are often shorter."""
 
 
-class BackgroundCounter:
-    """A counter that learns from a slow tokenizer in the background, such as the engine's `/tokenize`.
+@dataclass(frozen=True, slots=True)
+class NoteWriter:
+    """The wording of one planner, and the tokens that it takes."""
 
-    A call never waits. A new text gets the estimate, times the ratio of true to estimated tokens so far, and a thread
-    asks the tokenizer for its count. After a failure the thread pauses, first for 1 second and at last for 60. Bounded;
-    thread-safe; goes on in a forked process. Call `close` to end the thread.
-    """
+    templates: Templates
+    annotate: Annotate
+    """What a request shows of the relevance order unless it asks for something else."""
+    count: CheckedCounter
+    annotations: Mapping[str, Annotate] = field(default_factory=dict)
+    """What `"auto"` stands for, by model."""
 
-    def __init__(self, tokenizer: object, *, max_entries: int = 4096) -> None:
-        """Create the counter; the first call starts its thread.
-
-        Args:
-            tokenizer: An `EngineTokenizer` of `warmprefix.residency`, or anything else that `as_counter` accepts.
-            max_entries: The number of texts whose counts are remembered; the least recently used is forgotten first.
+    def choose(self, annotate: Annotate | None, model: str | None, placement: str) -> tuple[Annotation, bool]:
+        """Return what a request to this model shows, and whether the planner chooses that.
 
         Raises:
-            TypeError: `tokenizer` or `max_entries` has the wrong type.
-            ValueError: `max_entries` is below 1.
+            ValueError: `annotate` has another value.
         """
-        check_count("max_entries", max_entries)
-        self._counter = as_counter(tokenizer)
-        self._max_entries = max_entries
-        self._counts: OrderedDict[str, int] = OrderedDict()
-        self._true_tokens = self._estimated_tokens = _PRIOR_TOKENS
-        self._failures = 0
-        self._pause = 0.0
-        self._is_closed = False
-        self._lock = fork_safe_lock()
-        in_each_process(self._start_process)
+        if annotate is not None:
+            check_annotate(annotate)
+        asked = self.annotate if annotate is None else annotate
+        if asked == "auto" and model is not None:
+            asked = self.annotations.get(model, asked)
+        if asked == "auto":
+            return "both" if placement == "tail" else "note", True
+        return annotation_for(asked, placement), False
 
-    def _start_process(self) -> None:
-        self._waiting: OrderedDict[str, None] = OrderedDict()
-        self._ticker = Ticker(self._learn, _do_nothing, "warmprefix-tokenizer")
+    def opening_annotation(self, model: str | None) -> Annotation:
+        """Return what a context at the beginning of a prompt shows unless its request asks for something else."""
+        return self.choose(None, model, "head")[0]
 
-    @property
-    def failures(self) -> int:
-        """Number of texts that the tokenizer did not count, or not plausibly."""
-        return self._failures
+    def tokens(self, annotation: Annotation, planned: Sequence[PlannedBlock], note: str | None = None) -> int:
+        """Return the tokens of all labels and notes in a context.
 
-    def __call__(self, text: str, /) -> int:
-        """Return the learned count of a text, or else the corrected estimate."""
-        with self._lock:
-            count = self._counts.get(text)
-            if count is not None:
-                self._counts.move_to_end(text)
-                return count
-            is_new = (
-                0 < len(text) <= _LEARNED_CHARACTERS
-                and not self._is_closed
-                and len(self._waiting) < _MAX_WAITING
-                and text not in self._waiting
+        Args:
+            annotation: What the prompt shows.
+            planned: The context.
+            note: Its order annotation.
+        """
+        if annotation == "none":
+            return 0
+        total = 0 if note is None else self.count(note)
+        labels = [block.label for block in planned if block.reference is not None]
+        if labels:
+            total += self.count(self.templates.location_annotation(labels))
+        if not has_labels(annotation):
+            return total
+        return total + sum([self.count(f"[{block.label}] ") for block in planned if block.reference is None])
+
+
+@dataclass(slots=True)
+class OrderNote:
+    """The order annotation of one request. It is written once, as soon as an order needs it."""
+
+    writer: NoteWriter
+    annotation: Annotation
+    labels: Sequence[str]
+    """The blocks' labels, in relevance order."""
+    blocks: Sequence[ContextBlock]
+    """The blocks, in relevance order."""
+    joined: Collection[int] = ()
+    """The blocks that continue a run."""
+    _note: tuple[str | None, int | None] | None = None
+
+    def written(self, order: Sequence[int]) -> tuple[str | None, int | None]:
+        """Return the note of an order of the blocks, and its tokens.
+
+        No note and 0 tokens if the order needs none; None and None if none can be written.
+        """
+        joined, templates = self.joined, self.writer.templates
+        if not needs_note(templates, self.annotation, [i for i in order if i not in joined] if joined else order):
+            return None, 0
+        if self._note is None:
+            first = [i for i in range(len(self.blocks)) if i not in joined]
+            text = _note(
+                templates,
+                self.annotation,
+                [self.labels[i] for i in first],
+                [self.blocks[i].text for i in first],
+                [self.blocks[i].text for i in joined],
             )
-            if is_new:
-                self._waiting[text] = None
-            ratio = self._true_tokens / self._estimated_tokens
-        if is_new:
-            self._wake()
-        estimate = estimated_tokens(text)
-        return max(int(estimate * ratio + 0.5), 1) if estimate else 0
+            self._note = text, None if text is None else self.writer.count(text)
+        return self._note
 
-    def close(self) -> None:
-        """End the thread, and wait for it up to a second. Learned counts stay."""
-        with self._lock:
-            self._is_closed = True
-            self._waiting.clear()
-        self._ticker.stop(_CLOSING_SECONDS)
-
-    def _wake(self) -> None:
-        try:
-            self._ticker.start()
-        except RuntimeError:  # the process can start no more threads
-            with self._lock:
-                self._failures += 1
-            return
-        if not self._pause:
-            self._ticker.wake()
-
-    def _learn(self) -> float:
-        """Count all waiting texts; return the seconds until the next call."""
-        while True:
-            with self._lock:
-                if not self._waiting:
-                    return self._pause or _IDLE_SECONDS
-                text = next(iter(self._waiting))
-            try:
-                count = _plausible(self._counter(text), text)
-            except BaseException as error:
-                _raise_unless_failure(error)
-                log_failure(_log, "a tokenizer failed, so tokens are estimated", first=not self._failures)
-                with self._lock:
-                    self._failures += 1
-                    self._waiting.pop(text, None)  # it may be the cause, so it waits for the next call with it
-                self._pause = min(max(self._pause * 2, _FIRST_PAUSE_SECONDS), _LONGEST_PAUSE_SECONDS)
-                return self._pause
-            self._pause = 0.0
-            with self._lock:
-                self._waiting.pop(text, None)
-                self._true_tokens += count
-                self._estimated_tokens += estimated_tokens(text)
-                self._counts[text] = count
-                while len(self._counts) > self._max_entries:
-                    self._counts.popitem(last=False)
+    def price(self, order: Sequence[int]) -> int:
+        """Return the tokens that an order must save to be worth its note; 0 without one."""
+        return round(_MARGIN * (self.written(order)[1] or 0))
 
 
-def _do_nothing() -> None:
-    pass
+def needs_note(templates: Templates, annotation: Annotation, ranks: Sequence[int]) -> bool:
+    """Return True if a planned order needs a note. O(blocks).
+
+    Args:
+        templates: The wording.
+        annotation: What the prompt shows.
+        ranks: For each block in planned order, its place in relevance order; distinct. Without the blocks that
+            continue a run: a note names a run by its first block, because the order within it is a fact.
+    """
+    named = templates.most_quoted if annotation == "note" else templates.most_named
+    return annotation in ("note", "both") and list(ranks[:named]) != sorted(ranks)[:named]
+
+
+def _note(
+    templates: Templates, annotation: Annotation, labels: Sequence[str], texts: Sequence[str], others: Sequence[str]
+) -> str | None:
+    """Return the note of every order that needs one; None if the best text cannot be quoted. O(characters).
+
+    A text can be quoted if it has words that stand in no other text. The note does not depend on the order.
+
+    Args:
+        templates: The wording.
+        annotation: What the prompt shows.
+        labels: The blocks' labels, in relevance order; unused for `"note"`.
+        texts: The blocks' texts; used for `"note"` only.
+        others: The texts of blocks that continue a run, which a note does not name.
+    """
+    if annotation == "both":
+        return templates.order_annotation(labels[: templates.most_named])
+    quoted = len(texts) if templates.most_quoted is None else min(templates.most_quoted, len(texts))
+    quotes = quotes_of([*texts, *others], quoted, templates.lead_ins, templates.escaped)
+    return templates.quotes.format(quotes=" > ".join([f'"{quote}"' for quote in quotes])) if quotes else None
+
+
+def order_note(
+    templates: Templates,
+    annotation: Annotation,
+    ranks: Sequence[int | None],
+    labels: Sequence[str],
+    texts: Sequence[str],
+) -> str | None:
+    """Return the note of one order; None if it needs none, or if the best text cannot be quoted.
+
+    >>> order_note(Templates(), "note", [1, 0, 2], (), ["The grass is green.", "The sky is blue.", "The sea is blue."])
+    'Most relevant above: the passage with "The sky is".'
+
+    Args:
+        templates: The wording.
+        annotation: What the prompt shows.
+        ranks: For each block in planned order, its place in relevance order; distinct. None for a block that
+            continues a run.
+        labels: The label of each, in planned order; unused for `"note"`.
+        texts: The text of each; used for `"note"` only.
+    """
+    best_first = [place for _, place in sorted([(rank, i) for i, rank in enumerate(ranks) if rank is not None])]
+    if not needs_note(templates, annotation, [rank for rank in ranks if rank is not None]):
+        return None
+    named = [labels[i] for i in best_first] if annotation == "both" else ()
+    others = [texts[place] for place, rank in enumerate(ranks) if rank is None]
+    return _note(templates, annotation, named, [texts[i] for i in best_first], others)

@@ -134,7 +134,7 @@ async def test_clients_that_disconnect(chats: tuple[FaultProxy, Chats]) -> None:
         request = talk.blocks([0, 1, 2, 3])
 
         async def answer() -> None:
-            async with planner.aplanning(request, conversation=talk.name, placement="tail") as plan:
+            async with planner.planning(request, conversation=talk.name, placement="tail") as plan:
                 turn = talk.check(planner, plan, request)
                 await asyncio.sleep(0.02)  # the model thinks
                 talk.store(turn)

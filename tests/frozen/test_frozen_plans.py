@@ -135,7 +135,7 @@ def arrange_batch(
     planner: ContextPlanner, requests: Iterable[BatchRequest], name: str, capacity: int | None, preamble: str | None
 ) -> BatchPlan:
     if name == "window":
-        return planner.plan_window(requests, preamble=preamble)
+        return planner.plan_batch(requests, "window", preamble=preamble)
     return planner.plan_batch(requests, name, capacity_tokens=capacity, preamble=preamble, device="cpu")
 
 
@@ -190,7 +190,7 @@ class AsyncSession(Session):
         self.records.append({"abandon": self.loop.run_until_complete(self.planner.aabandon(plan))})
 
     def forget(self, conversation: str, tenant: str | None = None) -> None:
-        self.loop.run_until_complete(self.planner.aforget(conversation, tenant=tenant))
+        self.planner.forget(conversation, tenant=tenant)
 
 
 # -- end of that section ----------------------------------------------------------------------------------------------

@@ -150,7 +150,7 @@ class Application:
 
 
 async def planned(app: Application) -> None:
-    async with app.planner.aplanning(BLOCKS, conversation=app.name, placement="tail") as plan:
+    async with app.planner.planning(BLOCKS, conversation=app.name, placement="tail") as plan:
         app.check(plan)
         messages = [*app.history, {"role": "user", "content": plan.render()}]
         await pause()

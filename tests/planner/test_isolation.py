@@ -243,7 +243,7 @@ def planning(world: World, loot: Loot, me: Conversation) -> object:
 
 @tries((ContextPlanner, "aplanning"))
 async def aplanning(world: World, loot: Loot, me: Conversation) -> object:
-    async with world.attackers.aplanning(
+    async with world.attackers.planning(
         loot.blocks, conversation=VICTIM.id, placement="tail", tenant=me.tenant
     ) as plan:
         return shown(plan)

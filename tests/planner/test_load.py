@@ -89,7 +89,7 @@ async def test_tasks_get_their_own_requests_back() -> None:
         sent: set[ContextBlock] = set()
         for turn in range(1, 6):
             request = request_of(number, turn)
-            async with planner.aplanning(request, conversation=str(number), placement="tail") as plan:
+            async with planner.planning(request, conversation=str(number), placement="tail") as plan:
                 await asyncio.sleep(0)
                 assert plan.turn == turn
                 for planned in plan.blocks:

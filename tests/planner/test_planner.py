@@ -297,7 +297,7 @@ async def test_cancelling_a_task_abandons() -> None:
     planned = asyncio.Event()
 
     async def request() -> None:
-        async with planner.aplanning(blocks(1), conversation="chat", placement="tail"):
+        async with planner.planning(blocks(1), conversation="chat", placement="tail"):
             planned.set()
             await asyncio.sleep(3_600)
 
@@ -313,13 +313,13 @@ async def test_cancelling_a_task_abandons() -> None:
 
 async def test_the_async_twins_do_the_same() -> None:
     planner = ContextPlanner()
-    async with planner.aplanning(blocks(1, 2), conversation="chat", placement="tail") as plan:
+    async with planner.planning(blocks(1, 2), conversation="chat", placement="tail") as plan:
         assert shape(plan) == ["full:1", "full:2"]
     plan = await planner.aplan(blocks(2), conversation="chat", placement="tail")
     assert shape(plan) == ["ref:2"]
     assert await planner.aabandon(plan)
     assert not await planner.acommit(plan)
-    await planner.aforget("chat")
+    planner.forget("chat")
     assert shape(await planner.aplan(blocks(2), conversation="chat", placement="tail")) == ["full:2"]
 
 

@@ -422,7 +422,7 @@ async def test_store_with_one_kind_of_client_serves_planners(kind: str) -> None:
         client: Any = server.client() if kind == "threads" else redis.asyncio.Redis.from_url(server.url)
         planner = ContextPlanner(store=GuardedStore(RedisSeenStore(client, settle=0), budget=LONG))
         for expected in (0, 1):
-            async with planner.aplanning(["evidence"], conversation="chat", placement="tail") as plan:
+            async with planner.planning(["evidence"], conversation="chat", placement="tail") as plan:
                 assert len(plan.references) == expected
         assert planner.stats().store_errors == 0
         if kind == "tasks":

@@ -199,7 +199,7 @@ async def test_spans_of_tasks_have_their_own_parents(traced: Traced) -> None:
 
     async def answer(question: str) -> None:
         with traced.tracer.start_as_current_span(question):
-            async with planner.aplanning([*BLOCKS, question]):
+            async with planner.planning([*BLOCKS, question]):
                 await asyncio.sleep(0)
 
     await asyncio.gather(*(answer(f"question {n}") for n in range(8)))

@@ -357,7 +357,7 @@ def test_the_recorder_receives_relevance_order(tmp_path: Path) -> None:
 async def test_async_planning_is_recorded() -> None:
     recorder = TraceRecorder(io.StringIO())
     planner = ContextPlanner(recorder=recorder)
-    async with planner.aplanning(blocks(1)):
+    async with planner.planning(blocks(1)):
         assert recorder.requests == 1
 
 

@@ -9,9 +9,9 @@ from typing import Any, Literal, Protocol
 from warmprefix.annotate import Annotation
 from warmprefix.blocks import ContextBlock, as_blocks, evidence_blocks, joined_blocks
 from warmprefix.cache_profiles import Checkpoints
-from warmprefix.notes import NoteWriter
 from warmprefix.plan import ContextPlan, PlannedBlock, Scope
 from warmprefix.primes import cut_chat, prime_request
+from warmprefix.tokens import NoteWriter, order_note
 
 __all__ = ["BatchOwner", "BatchPlan", "BatchRequest", "BoundKind", "PlannedPrime", "PlannedRequest", "SharedWording"]
 
@@ -133,7 +133,8 @@ class PlannedRequest:
         """A plan for `ContextPlanner.commit` and `abandon`. O(blocks) per access, O(characters) if it has a note."""
         blocks = self.blocks
         annotation, writer = self.wording.annotation, self.wording.writer
-        note = writer.templates.order_note(
+        note = order_note(
+            writer.templates,
             annotation,
             [None if planned.joined else planned.rank for planned in blocks],
             [planned.label for planned in blocks],

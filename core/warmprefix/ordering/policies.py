@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from copy import copy
+from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import NamedTuple, Protocol
 
@@ -78,46 +78,26 @@ def _without_note(order: Sequence[int]) -> int:
     return 0
 
 
+@dataclass(frozen=True, slots=True)
 class PrefixView:
-    """A read-only view of the engine's cache, behind the blocks already placed in front."""
+    """A read-only view of the engine's cache, behind the blocks already placed in front.
 
-    __slots__ = ("_after", "_in_flight", "_runs", "_tree", "note_tokens", "waiting")
+    It combines what is resident with what soon will be.
+    """
 
-    def __init__(
-        self,
-        tree: PrefixTree[bytes],
-        after: Sequence[bytes] = (),
-        *,
-        in_flight: Iterable[Sequence[bytes]] = (),
-        waiting: Sequence[Collection[bytes]] = (),
-        note_tokens: Callable[[Sequence[int]], int] = _without_note,
-    ) -> None:
-        """Combine what is resident with what soon will be.
-
-        Args:
-            tree: The predicted content of the cache.
-            after: Blocks already placed in front.
-            in_flight: Planned orders of requests that are not answered yet. They count as resident, because engines
-                share a prefix as soon as it is computed.
-            waiting: The blocks of each request that is announced and not planned yet.
-            note_tokens: Returns the tokens of the note that an order needs.
-        """
-        self._tree = tree
-        self._after = after
-        self._runs: Mapping[bytes, Sequence[BlockView]] = {}
-        self._in_flight = _behind(after, in_flight) if after else list(in_flight)
-        self.waiting = waiting
-        """The blocks of each request that waits, without those of this request's own."""
-        self.note_tokens = note_tokens
-        """Returns the tokens of the note that the given order needs; 0 for relevance order."""
-
-    def of_runs(
-        self, runs: Mapping[bytes, Sequence[BlockView]], note_tokens: Callable[[Sequence[int]], int]
-    ) -> PrefixView:
-        """Return a view for blocks that each stand for a run, found by the fingerprint of its first block."""
-        view = copy(self)
-        view._runs, view.note_tokens = runs, note_tokens  # noqa: SLF001 - its own class
-        return view
+    tree: PrefixTree[bytes]
+    """The predicted content of the cache."""
+    after: Sequence[bytes] = ()
+    """Blocks already placed in front."""
+    in_flight: Sequence[Sequence[bytes]] = ()
+    """Planned orders of requests that are not answered yet. They count as resident, because engines share a prefix as
+    soon as it is computed."""
+    waiting: Sequence[Collection[bytes]] = ()
+    """The blocks of each request that is announced and not planned yet, without this request's own."""
+    note_tokens: Callable[[Sequence[int]], int] = _without_note
+    """Returns the tokens of the note that the given order needs; 0 for relevance order."""
+    runs: Mapping[bytes, Sequence[BlockView]] = field(default_factory=dict)
+    """For blocks that each stand for a run: its blocks, by the fingerprint of the first one."""
 
     def match_prefix(self, blocks: Sequence[BlockView]) -> PrefixMatch:
         """Return how much of exactly this order is resident or in flight. O(blocks + plans in flight).
@@ -126,11 +106,11 @@ class PrefixView:
         """
         single, joined = self._single_blocks(blocks)
         keys = [block.fingerprint for block in single]
-        held = self._tree.match_prefix([*self._after, *keys])
-        if self._after:
-            placed = self._tree.match_prefix(self._after)
+        held = self.tree.match_prefix([*self.after, *keys])
+        if self.after:
+            placed = self.tree.match_prefix(self.after)
             held = PrefixMatch(held.blocks - placed.blocks, held.tokens - placed.tokens)
-        for order in self._in_flight:
+        for order in self._flights():
             shared = _shared_blocks(order, keys)
             if shared > held.blocks:
                 held = PrefixMatch(shared, sum([block.tokens for block in single[:shared]]))
@@ -145,12 +125,12 @@ class PrefixView:
         Of a run at its end, perhaps only the first blocks are.
         """
         single, joined = self._single_blocks(blocks)
-        path = self._tree.deepest_path([block.fingerprint for block in single], self._after, budget, joined)
-        if not self._in_flight:
-            return _places_of_runs(path, joined)
+        path = self.tree.deepest_path([block.fingerprint for block in single], self.after, budget, joined)
+        if not self.in_flight:
+            return _places_of_runs(path, joined) if joined else path
         index = {block.fingerprint: i for i, block in enumerate(single)}
         most = sum([single[i].tokens for i in path])
-        for order in self._in_flight:
+        for order in self._flights():
             if order and order[0] in index:
                 found: list[int] = []
                 for i in [index[key] for key in takewhile(index.__contains__, order)]:
@@ -160,22 +140,29 @@ class PrefixView:
                 tokens = sum([single[i].tokens for i in found])
                 if tokens > most:
                     path, most = found, tokens
-        return _places_of_runs(path, joined)
+        return _places_of_runs(path, joined) if joined else path
 
     def greedy_path(self, blocks: Sequence[BlockView]) -> list[int]:
         """Return indices of a resident path; see `PrefixTree.greedy_path`."""
         single, joined = self._single_blocks(blocks)
-        path = self._tree.greedy_path([block.fingerprint for block in single], self._after, joined)
-        return _places_of_runs(path, joined)
+        path = self.tree.greedy_path([block.fingerprint for block in single], self.after, joined)
+        return _places_of_runs(path, joined) if joined else path
+
+    def _flights(self) -> Iterable[Sequence[bytes]]:
+        """Return what follows `after` in those planned orders that begin with it."""
+        if not self.after:
+            return self.in_flight
+        after, placed = tuple(self.after), len(self.after)
+        return [order[placed:] for order in self.in_flight if tuple(order[:placed]) == after]
 
     def _single_blocks(self, blocks: Sequence[BlockView]) -> tuple[Sequence[BlockView], Collection[int]]:
         """Return the blocks of all runs, and which of them stay behind the one before them."""
-        if not self._runs:
+        if not self.runs:
             return blocks, ()
         single: list[BlockView] = []
         joined: set[int] = set()
         for block in blocks:
-            run = self._runs.get(block.fingerprint, (block,))
+            run = self.runs.get(block.fingerprint, (block,))
             joined.update(range(len(single) + 1, len(single) + len(run)))
             single += run
         return single, joined
@@ -183,20 +170,12 @@ class PrefixView:
 
 def _places_of_runs(path: list[int], joined: Collection[int]) -> list[int]:
     """Return the places of the runs on a path of blocks."""
-    if not joined:
-        return path
     place = -1
     places: dict[int, int] = {}
     for i in range(max(path, default=-1) + 1):
         if i not in joined:
             places[i] = place = place + 1
     return [places[i] for i in path if i in places]
-
-
-def _behind(after: Sequence[bytes], orders: Iterable[Sequence[bytes]]) -> list[Sequence[bytes]]:
-    """Return what follows `after` in those orders that begin with it."""
-    placed = len(after)
-    return [order[placed:] for order in orders if tuple(order[:placed]) == tuple(after)]
 
 
 def _shared_blocks(a: Sequence[bytes], b: Sequence[bytes]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from warmprefix.ordering.policies import BlockView, PrefixView
@@ -35,7 +36,7 @@ class Runs:
 
     def view(self, view: PrefixView) -> PrefixView:
         """Return the same view for runs."""
-        return view.of_runs(self._blocks, lambda order: view.note_tokens(self.blocks_in(order)))
+        return replace(view, runs=self._blocks, note_tokens=lambda order: view.note_tokens(self.blocks_in(order)))
 
 
 def runs_of(blocks: int, joined: Collection[int]) -> list[range]:

@@ -1,12 +1,11 @@
 """Plans requests: blocks in, plan out; commit what the model saw.
 
-A request passes through `planner` (the public methods), `request` (blocks to plan), `conversation` (the seen-block
-store) and `feedback` (commits and reports), all on the state in `scope` and `open_plans`.
+A request passes through `planner` (the public methods), `request` (blocks to plan), `references` and `conversation`
+(prompts with a history, and the seen-block store) and `feedback` (commits and reports), all on one `state`.
 """
 
-from warmprefix.planner.batching import BatchOptions
-from warmprefix.planner.config import PlannerOptions
+from warmprefix.planner.config import PlannerConfig, PlannerOptions
 from warmprefix.planner.planner import ContextPlanner
 from warmprefix.planner.request import PlanOptions
 
-__all__ = ["BatchOptions", "ContextPlanner", "PlanOptions", "PlannerOptions"]
+__all__ = ["ContextPlanner", "PlanOptions", "PlannerConfig", "PlannerOptions"]

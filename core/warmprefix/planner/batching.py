@@ -6,20 +6,19 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypedDict
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from warmprefix.annotate import has_labels
 from warmprefix.batch.planners import BatchPlanner, Progress, no_progress
 from warmprefix.blocks import ContextBlock, distinct_blocks, evidence_blocks, joined_blocks
 from warmprefix.errors import check_count
-from warmprefix.notes import NoteWriter
 from warmprefix.ordering import PrefixView
 from warmprefix.plan import Scope
-from warmprefix.planner.metrics import PlannerMetrics
-from warmprefix.planner.open_plans import OpenPlans
-from warmprefix.planner.scope import ScopeRegistry, ScopeState, make_scope
+from warmprefix.planner.request import policy_order
+from warmprefix.planner.state import PlannerState, ScopeState, make_scope
 from warmprefix.prefix.tree import PrefixMatch, PrefixTree
+from warmprefix.tokens import needs_note, order_note
 
 if TYPE_CHECKING:
     from warmprefix.batch.bounds import Bound
@@ -28,29 +27,14 @@ if TYPE_CHECKING:
     from warmprefix.batch.scope_plan import NoteTokens, ScopePlan
     from warmprefix.batch.session import Requests
 
-__all__ = ["BatchOptions", "BatchSession"]
+__all__ = ["BatchSession"]
 
 
-class BatchOptions(TypedDict, total=False):
-    """The keyword arguments of `ContextPlanner.plan_batch`, which documents them."""
-
-    capacity_tokens: int | None
-    model: str | None
-    preamble: str | None
-    time_budget: float | None
-    device: Device
-    progress: Progress | None
-
-
-@dataclass(frozen=True, slots=True)
 class BatchSession:
     """Plans batches from the state of their scopes, and opens their plans."""
 
-    writer: NoteWriter
-    lock: threading.RLock
-    scopes: ScopeRegistry
-    open_plans: OpenPlans
-    metrics: PlannerMetrics
+    def __init__(self, state: PlannerState) -> None:
+        self._state = state
 
     def plan_batch(
         self,
@@ -80,33 +64,25 @@ class BatchSession:
         def plan_own(own: Sequence[BatchRequest], state: ScopeState, note_tokens: NoteTokens) -> ScopePlan:
             return self._plan_scope(own, state, planners, capacity_tokens, report, note_tokens)
 
-        plan = self._plan(owner, listed, plan_own, capacity_tokens, common, preamble)
+        is_window = planner == "window"
+        plan = self._plan(
+            owner, listed, self._plan_window if is_window else plan_own, capacity_tokens, common, preamble
+        )
         name = planner if isinstance(planner, str) else type(planner).__name__
         return replace(plan, planner=name, device=computed_on, seconds=time.perf_counter() - started)
 
-    def plan_window(self, owner: BatchOwner, requests: Requests, model: str | None, preamble: str | None) -> BatchPlan:
-        """Plan a window; see `ContextPlanner.plan_window`. `owner` commits its plans."""
+    def _plan_window(self, own: Sequence[BatchRequest], state: ScopeState, note_tokens: NoteTokens) -> ScopePlan:
+        """Plan requests that wait now from what is learned; O(n * n)."""
         from warmprefix.batch.merge import MergePlanner
-        from warmprefix.batch.session import as_requests
         from warmprefix.batch.window import MOST_REQUESTS, plan_window
 
-        started = time.perf_counter()
-        common = make_scope(None, model, preamble)
-        listed = as_requests(requests)
+        def order(blocks: Sequence[ContextBlock], after: Sequence[bytes], joined: Collection[int]) -> Sequence[int]:
+            with self._state.lock:
+                return policy_order(self._state, state, blocks, PrefixView(state.tree, after), joined)
 
-        def plan_own(own: Sequence[BatchRequest], state: ScopeState, note_tokens: NoteTokens) -> ScopePlan:
-            def policy_order(
-                blocks: Sequence[ContextBlock], after: Sequence[bytes], joined: Collection[int]
-            ) -> Sequence[int]:
-                with self.lock:
-                    return state.policy_order(blocks, PrefixView(state.tree, after), joined)
-
-            if len(own) > MOST_REQUESTS:
-                return self._plan_scope(own, state, [MergePlanner(seconds_per_block=0)], None, no_progress, note_tokens)
-            return plan_window(own, _LockedTree(state.tree, self.lock), policy_order, note_tokens)
-
-        plan = self._plan(owner, listed, plan_own, None, common, preamble)
-        return replace(plan, planner="window", seconds=time.perf_counter() - started)
+        if len(own) > MOST_REQUESTS:
+            return self._plan_scope(own, state, [MergePlanner(seconds_per_block=0)], None, no_progress, note_tokens)
+        return plan_window(own, _LockedTree(state.tree, self._state.lock), order, note_tokens)
 
     def _plan_scope(
         self,
@@ -120,7 +96,7 @@ class BatchSession:
         """Plan one scope's requests on a copy of its tree, because that takes long."""
         from warmprefix.batch.scope_plan import plan_scope
 
-        with self.lock:
+        with self._state.lock:
             tree = state.tree.copy()
         return plan_scope(requests, planners, tree, capacity_tokens, progress, note_tokens=note_tokens)
 
@@ -148,13 +124,13 @@ class BatchSession:
         from warmprefix.batch.primes import planned_primes
         from warmprefix.batch.scope_plan import bound_of_all
 
-        with self.lock:
-            batch_id = self.open_plans.new_id()
+        with self._state.lock:
+            batch_id = self._state.open_plans.new_id()
         scoped: dict[Scope, list[BatchRequest]] = {}
         for request in requests:
             scoped.setdefault(common._replace(tenant=request.tenant), []).append(request)
             recorded = distinct_blocks(request.blocks)[0]
-            self.metrics.record_request(recorded, None, request.tenant, common.model, preamble)
+            self._state.metrics.record_request(recorded, None, request.tenant, common.model, preamble)
         planned: list[PlannedRequest] = []
         scopes: list[Scope] = []
         bounds: list[Bound] = []
@@ -163,12 +139,12 @@ class BatchSession:
             distinct: dict[bytes, ContextBlock] = {}
             for block in (block for request in own for block in request.blocks if not block.is_blank):
                 distinct.setdefault(block.fingerprint, block)
-            with self.lock:
-                state = self.scopes.use(scope)
+            with self._state.lock:
+                state = self._state.use(scope)
                 labels = dict[bytes, str]()
-                if has_labels(self.writer.opening_annotation(scope.model)):
+                if has_labels(self._state.writer.opening_annotation(scope.model)):
                     labels = dict(zip(distinct, state.labels.labels(list(distinct.values())), strict=True))
-            wording = SharedWording(scope, labels, self.writer, preamble, state.cache_salt)
+            wording = SharedWording(scope, labels, self._state.writer, preamble, state.cache_salt)
             plan = plan_own(own, state, _note_tokens(own, wording))
             planned += planned_requests(own, plan, wording, batch_id, len(planned))
             scopes += [scope] * len(own)
@@ -178,10 +154,10 @@ class BatchSession:
         note_tokens = sum([request.note_tokens for request in planned])
         reordered = sum([list(request.order) != sorted(request.order) for request in planned])
         blank = sum([block.is_blank for request in requests for block in request.blocks])
-        checkpoints = self.scopes.profile.current.checkpoints
-        with self.lock:
-            self.open_plans.add_batch(batch_id, scopes)
-            counts = self.metrics.counts
+        checkpoints = self._state.profile.current.checkpoints
+        with self._state.lock:
+            self._state.open_plans.add_batch(batch_id, scopes)
+            counts = self._state.metrics.counts
             counts["plans"] += len(planned)
             counts["planned_tokens"] += total_tokens
             counts["resident_tokens"] += saved_tokens
@@ -216,13 +192,13 @@ def _note_tokens(requests: Sequence[BatchRequest], wording: SharedWording) -> No
 
     def note_tokens(request: int, order: Sequence[int]) -> int | None:
         follows, templates = joined[request], writer.templates
-        if not templates.needs_note(annotation, [place for place in order if place not in follows]):
+        if not needs_note(templates, annotation, [place for place in order if place not in follows]):
             return 0
         if request not in written:
             blocks = [requests[request].blocks[place] for place in order]
             ranks = [None if place in follows else place for place in order]
             names = [labels[block.fingerprint] for block in blocks] if labels else ()
-            note = templates.order_note(annotation, ranks, names, [block.text for block in blocks])
+            note = order_note(templates, annotation, ranks, names, [block.text for block in blocks])
             written[request] = None if note is None else writer.count(note)
         return written[request]
 

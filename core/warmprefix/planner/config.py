@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Literal, TypedDict
 
@@ -16,18 +16,17 @@ from warmprefix.ordering import POLICIES, OrderingPolicy
 from warmprefix.residency import ResidencyFeed
 from warmprefix.stores import SeenStore
 from warmprefix.telemetry import PlannerObserver
-from warmprefix.tokens import BackgroundCounter, TokenCounter, as_counter
+from warmprefix.tokens import TokenCounter, as_counter
 from warmprefix.traces import RequestRecorder
 
-__all__ = ["PlannerBounds", "PlannerConfig", "PlannerOptions", "counter_of", "options_of_url"]
-
+__all__ = ["PlannerConfig", "PlannerOptions", "options_of_url"]
 
 DEFAULT_SCHEME = "redis"
 """Whose package finds the URL itself, in its settings."""
 
 
 class PlannerOptions(TypedDict, total=False):
-    """The arguments of `ContextPlanner`."""
+    """The fields of `PlannerConfig`, as keyword arguments."""
 
     policy: str | Callable[[], OrderingPolicy]
     capacity_tokens: int | Literal["auto"] | None
@@ -35,9 +34,9 @@ class PlannerOptions(TypedDict, total=False):
     max_scopes: int
     max_labels: int
     max_open_plans: int
-    templates: Templates | None
     store: SeenStore | None
     sharing: OrderSharing | None
+    templates: Templates | None
     salt_key: bytes
     recorder: RequestRecorder | None
     feed: ResidencyFeed | None
@@ -49,61 +48,72 @@ class PlannerOptions(TypedDict, total=False):
     profile: CacheProfile | str
 
 
-@dataclass(frozen=True, slots=True)
-class PlannerBounds:
-    """The arguments of `ContextPlanner` that are counts; all are checked here.
-
-    Raises:
-        TypeError: An argument is not an int, or None where that is allowed.
-        ValueError: An argument is below 1, or `capacity_tokens` is a string other than `auto`.
-    """
-
-    capacity_tokens: int | Literal["auto"] | None
-    max_nodes: int
-    max_scopes: int
-    max_labels: int
-    max_open_plans: int
-    patience: int | None
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name == "capacity_tokens" and isinstance(value, str):
-                if value != "auto":
-                    raise ValueError(f"capacity_tokens must be 'auto', an int or None, got {value!r}")
-                continue
-            check_count(field.name, value, optional=field.name in ("capacity_tokens", "patience"))
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlannerConfig:
-    """The arguments of `ContextPlanner`, which documents them; all are checked here.
+    """The arguments of a `ContextPlanner`.
 
     Raises:
         TypeError: An argument has the wrong type, or `policy` is a policy instead of a callable that makes one.
-        ValueError: `policy` is an unknown name.
+        ValueError: `policy`, `annotate` or `annotations` has an unknown value, or a bound is below 1.
     """
 
-    policy: str | Callable[[], OrderingPolicy]
-    bounds: PlannerBounds
-    store: SeenStore | None
-    sharing: OrderSharing | None
-    templates: Templates | None
-    salt_key: bytes
-    recorder: RequestRecorder | None
-    feed: ResidencyFeed | None
-    observer: PlannerObserver | None
-    annotate: Annotate
-    annotations: Mapping[str, Annotate]
-    profile: CacheProfile | str
+    policy: str | Callable[[], OrderingPolicy] = "coaccess"
+    """A name in `warmprefix.ordering.POLICIES`, or a class or function that makes a policy. It is called once per
+    scope, so that scopes share no state."""
+    capacity_tokens: int | Literal["auto"] | None = "auto"
+    """Tokens of context in the engine's prefix cache; None for no bound, `"auto"` to learn it."""
+    max_nodes: int = 65_536
+    """Most nodes of the prefix tree, per scope."""
+    max_scopes: int = 1_024
+    """Most scopes; the least recently used goes. The tenant with the most loses one."""
+    max_labels: int = 65_536
+    """Most blocks with a label in each scope; the least recently used go."""
+    max_open_plans: int = 10_000
+    """Most open plans besides the last batch's; beyond it the oldest of the tenant with the most can't be committed."""
+    store: SeenStore | None = None
+    """Remembers conversations; in this process by default. One that can be slow bounds the time of a call itself, as
+    `warmprefix_redis.GuardedStore` does."""
+    sharing: OrderSharing | None = None
+    """Exchanges learned orders with other planners of the same engine; None for no exchange."""
+    templates: Templates | None = None
+    """The wording of the annotations."""
+    salt_key: bytes = b""
+    """A secret that makes `ContextPlan.cache_salt` unguessable for people with the tenant's name."""
+    recorder: RequestRecorder | None = None
+    """Receives every request as it came; by default, only if `warmprefix record` runs the application."""
+    feed: ResidencyFeed | None = None
+    """Follows what the engine holds, such as a `warmprefix.residency.KvEventFeed`. Without one, the planner predicts
+    it."""
+    observer: PlannerObserver | None = None
+    """Notified of every plan and its end."""
+    patience: int | None = 32
+    """After this many answers in a row without the predicted cached tokens, a scope keeps relevance order, except for
+    one request in 16, until an answer has some. None for never."""
+    annotate: Annotate = "auto"
+    """What prompts show of the relevance order; see docs/prompt-text.md. `"note"`: a note where the order changed.
+    `"labels"`: a label in front of each block. `"both"`, `"none"`. `"auto"`: a note. With placement `"tail"` blocks
+    always have labels, which references name."""
+    annotations: Mapping[str, Annotate] = field(default_factory=dict)
+    """What `"auto"` stands for, by the `model` of a request, as `warmprefix quality report --annotations FILE` writes
+    it; see docs/quality.md."""
+    tokenizer: object = None
+    """Counts labels and notes, whose price an order must save: a function of a text, an object with `encode`, or a
+    `warmprefix.residency.EngineTokenizer`, asked in the background. By default they are estimated."""
+    profile: CacheProfile | str = "auto"
+    """Where the engine's cache can match: a `CacheProfile` or its name. `"auto"` learns it."""
 
     def __post_init__(self) -> None:
-        self._check_type("store", SeenStore, "a SeenStore")
-        self._check_type("sharing", OrderSharing, "an OrderSharing")
-        self._check_type("templates", Templates, "Templates")
-        self._check_type("recorder", RequestRecorder, "a RequestRecorder")
-        self._check_type("feed", ResidencyFeed, "a ResidencyFeed")
-        self._check_type("observer", PlannerObserver, "a PlannerObserver")
+        if isinstance(self.capacity_tokens, str):
+            if self.capacity_tokens != "auto":
+                raise ValueError(f"capacity_tokens must be 'auto', an int or None, got {self.capacity_tokens!r}")
+        else:
+            check_count("capacity_tokens", self.capacity_tokens, optional=True)
+        for name in ("max_nodes", "max_scopes", "max_labels", "max_open_plans", "patience"):
+            check_count(name, getattr(self, name), optional=name == "patience")
+        for name, type_, wanted in _CONTRACTS:
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, type_):
+                raise TypeError(f"{name} must be {wanted} or None, got {type(value).__name__}")
         check_annotate(self.annotate)
         if not isinstance(self.annotations, Mapping):
             raise TypeError(f"annotations must be a mapping, got {type(self.annotations).__name__}")
@@ -111,39 +121,45 @@ class PlannerConfig:
             check_annotate(annotate)
         if not isinstance(self.salt_key, bytes):
             raise TypeError(f"salt_key must be bytes, got {type(self.salt_key).__name__}")
-        if isinstance(self.policy, str) and self._named_policy(self.policy) is None:
+        if isinstance(self.policy, str) and _named_policy(self.policy) is None:
             known = sorted({*POLICIES, *extension_names("warmprefix.policies")})
             raise ValueError(f"policy must be one of {', '.join(known)}, got {self.policy!r}")
         if not callable(self.policy) and not isinstance(self.policy, str):
             wanted = "a name or a callable that makes a policy for each scope"
             raise TypeError(f"policy must be {wanted}, got {type(self.policy).__name__}")
 
-    def _check_type(self, name: str, type_: type, wanted: str) -> None:
-        value = getattr(self, name)
-        if value is not None and not isinstance(value, type_):
-            raise TypeError(f"{name} must be {wanted} or None, got {type(value).__name__}")
-
     def new_policy(self) -> OrderingPolicy:
         """Return a new policy, for one scope."""
-        if not isinstance(self.policy, str):
-            return self.policy()
-        make = self._named_policy(self.policy)
+        make = _named_policy(self.policy) if isinstance(self.policy, str) else self.policy
         assert make is not None
         return make()
 
-    @staticmethod
-    @cache
-    def _named_policy(name: str) -> Callable[[], OrderingPolicy] | None:
-        return POLICIES.get(name) or extension("warmprefix.policies", name)
+    def token_counter(self) -> TokenCounter:
+        """Return the counter of the tokenizer. One that asks a server is called in the background.
+
+        Raises:
+            TypeError: `tokenizer` is nothing that `as_counter` accepts.
+        """
+        if getattr(self.tokenizer, "is_remote", False):
+            from warmprefix.background_counter import BackgroundCounter
+
+            return BackgroundCounter(self.tokenizer)
+        return as_counter(self.tokenizer)
 
 
-def counter_of(tokenizer: object) -> TokenCounter:
-    """Return the counter of a planner's tokenizer. One that asks a server is called in the background.
+@cache
+def _named_policy(name: str) -> Callable[[], OrderingPolicy] | None:
+    return POLICIES.get(name) or extension("warmprefix.policies", name)
 
-    Raises:
-        TypeError: `tokenizer` is nothing that `as_counter` accepts.
-    """
-    return BackgroundCounter(tokenizer) if getattr(tokenizer, "is_remote", False) else as_counter(tokenizer)
+
+_CONTRACTS = (
+    ("store", SeenStore, "a SeenStore"),
+    ("sharing", OrderSharing, "an OrderSharing"),
+    ("templates", Templates, "Templates"),
+    ("recorder", RequestRecorder, "a RequestRecorder"),
+    ("feed", ResidencyFeed, "a ResidencyFeed"),
+    ("observer", PlannerObserver, "a PlannerObserver"),
+)
 
 
 def options_of_url(url: str | None, settings: object) -> PlannerOptions:

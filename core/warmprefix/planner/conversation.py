@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from warmprefix.labels import is_lasting_label
 from warmprefix.plan import ContextPlan
 from warmprefix.planner.metrics import PlannerMetrics
-from warmprefix.planner.request import PlanDraft
+from warmprefix.planner.references import PlanDraft
 from warmprefix.stores import (
     Abandon,
     AsyncSeenStore,

@@ -44,7 +44,8 @@ class PlannerMetrics:
     ) -> None:
         self._lock = lock
         self._observer: PlannerObserver = NoObserver() if observer is None else observer
-        self._recorder = recorder_from_environment() if recorder is None else recorder
+        self.recorder = recorder_from_environment() if recorder is None else recorder
+        """Receives each request; None without a recorder."""
         self.counts: Counter[str] = Counter()
         """The counters of `PlannerStats`, by name."""
         self.plan_latency = LatencyHistogram()
@@ -71,9 +72,11 @@ class PlannerMetrics:
         model: str | None,
         preamble: str | None,
     ) -> None:
-        """Pass a request to the recorder, before it is planned."""
+        """Pass a request to the recorder, if there is one, before it is planned."""
+        if self.recorder is None:
+            return
         try:
-            self._recorder.record(
+            self.recorder.record(
                 tuple(blocks), conversation=conversation, tenant=tenant, model=model, preamble=preamble
             )
         except Exception:
@@ -84,13 +87,13 @@ class PlannerMetrics:
         with self._lock:
             self.counts[name] += 1
 
-    def count_plan(self, plan: ContextPlan) -> None:
-        """Add a plan to the counters; the caller holds the lock."""
+    def count_plan(self, plan: ContextPlan, order: Sequence[int]) -> None:
+        """Add a plan and its order of distinct blocks to the counters; the caller holds the lock."""
         counts = self.counts
         counts["plans"] += 1
-        counts["planned_tokens"] += plan.total_tokens
+        counts["planned_tokens"] += sum([planned.block.tokens for planned in plan.blocks])
         counts["resident_tokens"] += plan.resident_tokens
-        counts["reordered_plans"] += plan.reordered
+        counts["reordered_plans"] += list(order) != sorted(order)
         counts["note_tokens"] += plan.note_tokens
         if not plan.opens_prompt:  # only then can there be references
             counts["references"] += len(plan.references)

@@ -3,36 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, TypeAlias
 
-from warmprefix.annotate import Annotate, Templates
+from warmprefix.annotate import Annotate
 from warmprefix.batch.planners import BatchPlanner, Progress
-from warmprefix.cache_profiles import CacheProfile
+from warmprefix.blocks import ContextBlock
 from warmprefix.errors import check_names
-from warmprefix.forks import fork_safe_lock
 from warmprefix.history import Message
-from warmprefix.notes import NoteWriter
-from warmprefix.order_sharing import OrderSharing
-from warmprefix.ordering import OrderingPolicy
-from warmprefix.plan import ContextPlan, Placement, Scope
-from warmprefix.planner.batching import BatchOptions, BatchSession
-from warmprefix.planner.config import PlannerBounds, PlannerConfig, PlannerOptions, counter_of, options_of_url
+from warmprefix.plan import ContextPlan, Placement
+from warmprefix.planner.batching import BatchSession
+from warmprefix.planner.config import PlannerConfig, PlannerOptions, options_of_url
 from warmprefix.planner.conversation import ConversationStore
 from warmprefix.planner.feedback import PlanFeedback, as_report, check_plan
-from warmprefix.planner.lifecycle import Blocks, PlannerLifecycle
-from warmprefix.planner.metrics import PlannerMetrics
-from warmprefix.planner.open_plans import OpenPlans
-from warmprefix.planner.request import PlanOptions, QueuedRequest, RequestPlanner, let_others_announce
-from warmprefix.planner.scope import ScopeOptions, ScopeRegistry
-from warmprefix.planner.startup import Startup
-from warmprefix.residency import EngineReport, FoundCheckpoints, NoFeed, ResidencyFeed
-from warmprefix.stores import Conversation, SeenStore
-from warmprefix.telemetry import PlannerObserver
-from warmprefix.tokens import CheckedCounter
-from warmprefix.traces import RequestRecorder
+from warmprefix.planner.request import (
+    PlanOptions,
+    QueuedRequest,
+    RequestPlanner,
+    ScopeOptions,
+    let_others_announce,
+)
+from warmprefix.planner.state import PlannerState
+from warmprefix.residency import EngineReport
+from warmprefix.stores import Conversation
+from warmprefix.telemetry import PlannerStats
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -40,12 +34,14 @@ if TYPE_CHECKING:
     from warmprefix.batch.plan import BatchPlan
     from warmprefix.batch.planners import Device
     from warmprefix.batch.session import Requests
-    from warmprefix.planner.micro_batch import MicroBatch
 
-__all__ = ["ContextPlanner"]
+__all__ = ["Blocks", "ContextPlanner", "Planning"]
+
+Blocks: TypeAlias = "Iterable[ContextBlock | str]"
+"""Context blocks in relevance order. A string is a block without an id."""
 
 
-class ContextPlanner(PlannerLifecycle):
+class ContextPlanner:
     """Arranges context so that the engine's prefix cache already holds much of it.
 
     The planner learns only from prompts that the model saw: commit a plan, or abandon it. Until then it counts as in
@@ -67,91 +63,25 @@ class ContextPlanner(PlannerLifecycle):
     Most relevant above: the passage with "The sea is".
     """
 
-    def __init__(
-        self,
-        *,
-        policy: str | Callable[[], OrderingPolicy] = "coaccess",
-        capacity_tokens: int | Literal["auto"] | None = "auto",
-        max_nodes: int = 65_536,
-        max_scopes: int = 1_024,
-        max_labels: int = 65_536,
-        max_open_plans: int = 10_000,
-        store: SeenStore | None = None,
-        sharing: OrderSharing | None = None,
-        templates: Templates | None = None,
-        salt_key: bytes = b"",
-        recorder: RequestRecorder | None = None,
-        feed: ResidencyFeed | None = None,
-        observer: PlannerObserver | None = None,
-        patience: int | None = 32,
-        annotate: Annotate = "auto",
-        annotations: Mapping[str, Annotate] = MappingProxyType({}),
-        tokenizer: object = None,
-        profile: CacheProfile | str = "auto",
-    ) -> None:
+    def __init__(self, config: PlannerConfig | None = None, **options: Unpack[PlannerOptions]) -> None:
         """Start with nothing learned.
 
         Args:
-            policy: A name in `warmprefix.ordering.POLICIES`, or a class or function that makes a policy. It is called
-                once per scope, so that scopes share no state.
-            capacity_tokens: Tokens of context in the engine's prefix cache; None for no bound, `"auto"` to learn it.
-            max_nodes: Most nodes of the prefix tree, per scope.
-            max_scopes, max_labels: Most scopes, and most blocks with a label in each; the least recently used go. Of
-                scopes and open plans, the tenant with the most loses one.
-            max_open_plans: Most open plans besides the last batch's; beyond it the oldest can't be committed.
-            store: Remembers conversations; in this process by default. Any other store is called through a
-                `GuardedStore`: a request waits at most 20 ms per call, unless you pass one with another budget.
-            sharing: Exchanges learned orders with other planners of the same engine; None for no exchange.
-            templates: The wording of the annotations.
-            salt_key: A secret that makes `ContextPlan.cache_salt` unguessable for people with the tenant's name.
-            recorder: Receives every request as it came; by default, only if `warmprefix record` runs the application.
-            feed: Follows what the engine holds, such as a `warmprefix.residency.KvEventFeed`. Without one, the planner
-                predicts it.
-            observer: Notified of every plan and its end.
-            patience: After this many answers in a row without the predicted cached tokens, a scope keeps relevance
-                order, except for one request in 16, until an answer has some. None for never.
-            annotate: What prompts show of the relevance order; see docs/prompt-text.md. `"note"`: a note where the
-                order changed. `"labels"`: a label in front of each block. `"both"`, `"none"`. `"auto"`: a note. With
-                placement `"tail"` blocks always have labels, which references name.
-            annotations: What `"auto"` stands for, by the `model` of a request, as `warmprefix quality report
-                --annotations FILE` writes it; see docs/quality.md.
-            tokenizer: Counts labels and notes, whose price an order must save: a function of a text, an object with
-                `encode`, or a `warmprefix.residency.EngineTokenizer`, asked in the background. By default they are
-                estimated.
-            profile: Where the engine's cache can match: a `CacheProfile` or its name. `"auto"` learns it.
+            config: All arguments as one value; by default made from the `options`.
+            options: The fields of `PlannerConfig`, which documents them.
 
         Raises:
-            ValueError: `policy`, `annotate`, `annotations` or `profile` has an unknown value, or a bound is below 1.
+            TypeError: Both are given, or an option has the wrong type.
+            ValueError: An option has an unknown value, or a bound is below 1.
         """
-        bounds = PlannerBounds(capacity_tokens, max_nodes, max_scopes, max_labels, max_open_plans, patience)
-        config = PlannerConfig(
-            policy,
-            bounds,
-            store,
-            sharing,
-            templates,
-            salt_key,
-            recorder,
-            feed,
-            observer,
-            annotate,
-            annotations,
-            profile,
-        )
-        self._lock = fork_safe_lock(self._forget_learned)  # scope.py states its rules
-        self._metrics = metrics = PlannerMetrics(self._lock, observer, recorder)
-        counter = CheckedCounter(counter_of(tokenizer), lambda: metrics.count("tokenizer_errors"))
-        wording = Templates() if templates is None else templates
-        writer = NoteWriter(wording, annotate, counter, dict(config.annotations))
-        self._scopes = ScopeRegistry(config, self._lock, self._metrics)
-        self._open_plans = OpenPlans(max_open_plans)
-        state = self._lock, self._scopes, self._open_plans, self._metrics
-        self._requests = RequestPlanner(writer, *state)
-        self._conversations = ConversationStore(store, self._metrics)
-        self._feedback = PlanFeedback(NoFeed() if feed is None else feed, *state)
-        self._batches = BatchSession(writer, *state)
-        self._startup = Startup(writer, self._lock, self._scopes)
-        self._feedback.feed.follow(self)
+        if config is not None and (options or not isinstance(config, PlannerConfig)):
+            raise TypeError(f"config must be a PlannerConfig without other arguments, got {type(config).__name__}")
+        config = PlannerConfig(**options) if config is None else config
+        self._state = state = PlannerState(config)
+        self._requests = RequestPlanner(state)
+        self._conversations = ConversationStore(config.store, state.metrics)
+        self._feedback = PlanFeedback(state, config.feed)
+        self._batches = BatchSession(state)
 
     @classmethod
     def from_url(cls, url: str | None = None, *, settings: object = None, **options: Unpack[PlannerOptions]) -> Self:
@@ -165,7 +95,7 @@ class ContextPlanner(PlannerLifecycle):
                 others that `RedisSeenStore` takes this is `warmprefix_redis`, also without a URL.
             settings: What that package takes: `warmprefix_redis.SharedSettings`, by default from the environment:
                 `WARMPREFIX_REDIS_URL`, `WARMPREFIX_LEASE_TTL`, and so on.
-            options: As `ContextPlanner` takes them; they override the settings.
+            options: The fields of `PlannerConfig`; they override the settings.
 
         Raises:
             MissingExtraError: The package's extra is not installed.
@@ -212,7 +142,24 @@ class ContextPlanner(PlannerLifecycle):
         draft = self._requests.draft(
             blocks, conversation, placement, tenant, model, preamble, history, order_locked, annotate
         )
-        return self._requests.arrange(draft, self._conversations.prepare(draft), began)
+        record = None if draft.key is None else self._conversations.prepare(draft)
+        return self._requests.arrange(draft, record, began)
+
+    async def aplan(self, blocks: Blocks, **options: Unpack[PlanOptions]) -> ContextPlan:
+        """Plan as `plan` does, and await the store."""
+        began = time.perf_counter()
+        draft = self._requests.draft(blocks, **options)
+        with self._requests.announced(draft):
+            await let_others_announce()
+            record = None if draft.key is None else await self._conversations.aprepare(draft)
+            return self._requests.arrange(draft, record, began)
+
+    def planning(self, blocks: Blocks, **options: Unpack[PlanOptions]) -> Planning:
+        """Return a context, for `with` or `async with`, that plans, then commits at its end or abandons on an error.
+
+        Cancellation abandons the plan or its commit.
+        """
+        return Planning(self, blocks, options)
 
     def queued(self, blocks: Blocks, **scope: Unpack[ScopeOptions]) -> QueuedRequest:
         """Announce a request that waits to be planned, so that requests before it leave a prefix it can share.
@@ -225,36 +172,6 @@ class ContextPlanner(PlannerLifecycle):
             scope: `tenant`, `model` and `preamble`, as for `plan`.
         """
         return self._requests.queued(blocks, **scope)
-
-    @contextmanager
-    def planning(self, blocks: Blocks, **options: Unpack[PlanOptions]) -> Iterator[ContextPlan]:
-        """Call `plan`, then `commit` at the end of the block, or `abandon` on an error."""
-        plan = self.plan(blocks, **options)
-        try:
-            yield plan
-        except BaseException:
-            self.abandon(plan)
-            raise
-        self.commit(plan)
-
-    async def aplan(self, blocks: Blocks, **options: Unpack[PlanOptions]) -> ContextPlan:
-        """Plan as `plan` does, and await the store."""
-        began = time.perf_counter()
-        draft = self._requests.draft(blocks, **options)
-        with self._requests.announced(draft):
-            await let_others_announce()
-            return self._requests.arrange(draft, await self._conversations.aprepare(draft), began)
-
-    @asynccontextmanager
-    async def aplanning(self, blocks: Blocks, **options: Unpack[PlanOptions]) -> AsyncIterator[ContextPlan]:
-        """Do the same as `planning`. Cancellation abandons the plan or its commit."""
-        plan = await self.aplan(blocks, **options)
-        try:
-            yield plan
-        except BaseException:
-            await self.aabandon(plan)
-            raise
-        await self.acommit(plan)
 
     def plan_batch(
         self,
@@ -278,8 +195,9 @@ class ContextPlanner(PlannerLifecycle):
             requests: `BatchRequest`s, or a mapping from ids to contexts.
             planner: `"merge"` maximises the tokens actually saved; `"context-index"` plans as ContextPilot does
                 (extra `batch`); `"frequency"` puts the blocks first that most requests hold; `"relevance"` only
-                orders the requests; `"auto"` is `"merge"`, unless `"relevance"` saves as much. Or your own
-                `warmprefix.batch.BatchPlanner`.
+                orders the requests; `"auto"` is `"merge"`, unless `"relevance"` saves as much. `"window"` plans the 2
+                to 200 requests that wait now, within milliseconds, from what is learned, and ignores bound, budget and
+                device. Or your own `warmprefix.batch.BatchPlanner`.
             capacity_tokens: Tokens of context that the engine's prefix cache can hold; None for no bound.
             model, preamble: As for `plan`, of all requests; `BatchRunner.run` sends the preamble as system message.
             time_budget: Seconds for which `"merge"` may improve its first plan; None for as long as usually pays.
@@ -295,24 +213,6 @@ class ContextPlanner(PlannerLifecycle):
         return self._batches.plan_batch(
             self, requests, planner, capacity_tokens, model, preamble, time_budget, device, progress
         )
-
-    async def aplan_batch(
-        self, requests: Requests, planner: str | BatchPlanner = "auto", **options: Unpack[BatchOptions]
-    ) -> BatchPlan:
-        """Call `plan_batch` in a thread of its own."""
-        import asyncio  # importing it takes long, and the caller has it already
-
-        return await asyncio.to_thread(self.plan_batch, requests, planner, **options)
-
-    def plan_window(self, requests: Requests, *, model: str | None = None, preamble: str | None = None) -> BatchPlan:
-        """Arrange 2 to 200 requests that wait now, within milliseconds, from what is learned; O(n * n)."""
-        return self._batches.plan_window(self, requests, model, preamble)
-
-    def micro_batch(self, max_delay: float = 0.005, max_requests: int = 16) -> MicroBatch:
-        """Plan requests together that come within `max_delay` seconds; see `MicroBatch`."""
-        from warmprefix.planner.micro_batch import MicroBatch  # imports asyncio
-
-        return MicroBatch(self, self._metrics, max_delay, max_requests)
 
     def commit(
         self, plan: ContextPlan, cached_tokens: int | None = None, *, report: EngineReport | None = None
@@ -337,7 +237,7 @@ class ContextPlanner(PlannerLifecycle):
         recorded = in_time = self._feedback.commit(plan, checked)
         if plan.tracked:
             recorded = self._conversations.commit(plan, in_time) and in_time
-        self._metrics.notify_committed(plan, checked, recorded, began)
+        self._state.metrics.notify_committed(plan, checked, recorded, began)
         return recorded
 
     async def acommit(
@@ -349,7 +249,7 @@ class ContextPlanner(PlannerLifecycle):
         recorded = in_time = self._feedback.commit(plan, checked)
         if plan.tracked:
             recorded = await self._conversations.acommit(plan, in_time) and in_time
-        self._metrics.notify_committed(plan, checked, recorded, began)
+        self._state.metrics.notify_committed(plan, checked, recorded, began)
         return recorded
 
     def abandon(self, plan: ContextPlan) -> bool:
@@ -395,22 +295,73 @@ class ContextPlanner(PlannerLifecycle):
         check_names(conversation=conversation, tenant=tenant)
         self._conversations.forget(Conversation(tenant, conversation))
 
-    async def aforget(self, conversation: str, *, tenant: str | None = None) -> None:
-        """Forget as `forget` does, and await the store."""
-        check_names(conversation=conversation, tenant=tenant)
-        await self._conversations.aforget(Conversation(tenant, conversation))
+    def stats(self) -> PlannerStats:
+        """Return counts since the start or the last reset, and the current state."""
+        feed = self._feedback.feed_stats()
+        with self._state.lock:
+            return PlannerStats(feed=feed, **self._state.stats(), **self._conversations.stats())
 
-    def residency_changed(
-        self,
-        scope: Scope,
-        keys: Sequence[bytes],
-        resident_blocks: int,
-        checkpoints: FoundCheckpoints | None = None,
-    ) -> None:
-        """Apply an event of a feed.
+    def reset(self) -> None:
+        """Forget all that was learned, and all conversations of the store.
 
-        The engine holds the first `resident_blocks` of `keys`. These are fingerprints of blocks that follow the
-        preamble in this order. It continues only behind the `checkpoints`, unless they are None. The first ones show a
-        profile that is recognised by itself that the engine keeps checkpoints. O(blocks + nodes below them).
+        Scopes, labels, open plans, counts; conversations also of other planners that share the store. Raises
+        `StoreError` if the store failed: then conversations may still be remembered, and all else is forgotten.
         """
-        self._feedback.apply_residency(scope, keys, resident_blocks, checkpoints)
+        self._state.clear()
+        self._conversations.clear()
+
+    def close(self) -> None:
+        """End the threads and connections of this planner. Idempotent.
+
+        Tries once more to deliver what the store has not received. Needed only with a shared store or a feed. An `async
+        with` also closes the connections of its event loop.
+        """
+        for part in (self._feedback.feed, self._state.sharing, self._conversations):
+            part.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        for part in (self._feedback.feed, self._state.sharing):
+            part.close()
+        await self._conversations.aclose()
+
+
+class Planning:
+    """A context that plans when it begins, and commits or abandons the plan when it ends."""
+
+    __slots__ = ("_blocks", "_options", "_plan", "_planner")
+
+    _plan: ContextPlan
+
+    def __init__(self, planner: ContextPlanner, blocks: Blocks, options: PlanOptions) -> None:
+        self._planner = planner
+        self._blocks = blocks
+        self._options = options
+
+    def __enter__(self) -> ContextPlan:
+        self._plan = self._planner.plan(self._blocks, **self._options)
+        return self._plan
+
+    def __exit__(self, kind: object, *error: object) -> None:
+        if kind is None:
+            self._planner.commit(self._plan)
+        else:
+            self._planner.abandon(self._plan)
+
+    async def __aenter__(self) -> ContextPlan:
+        self._plan = await self._planner.aplan(self._blocks, **self._options)
+        return self._plan
+
+    async def __aexit__(self, kind: object, *error: object) -> None:
+        if kind is None:
+            await self._planner.acommit(self._plan)
+        else:
+            await self._planner.aabandon(self._plan)

@@ -147,7 +147,7 @@ class FanOut:
     ) -> AsyncIterator[ContextPlan]:
         """Do the same as `planning`, in a task."""
         with self.reading(share) as blocks:
-            async with self.planner.aplanning(blocks, **self._plan_options(share, preamble, history)) as plan:
+            async with self.planner.planning(blocks, **self._plan_options(share, preamble, history)) as plan:
                 yield plan
             self.commit(share, plan=plan)
 

@@ -137,7 +137,7 @@ class ContextReuseOptions(BaseModel):
         listed = as_list(documents)
         try:
             options = self._plan_options(config, metadata, history)
-            async with self.planner.aplanning(as_blocks(listed, self.shown_in, self.pinned), **options) as plan:
+            async with self.planner.planning(as_blocks(listed, self.shown_in, self.pinned), **options) as plan:
                 return arrange(listed, plan, self.shown_in)
         except Exception:
             return _unarranged(listed)

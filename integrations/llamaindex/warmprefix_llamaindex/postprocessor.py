@@ -180,7 +180,7 @@ class ContextReusePostprocessor(BaseNodePostprocessor):
             return nodes
         try:
             request = _Request(nodes, self.pinned)
-            async with self.planner.aplanning(request.blocks, **self._plan_options()) as plan:
+            async with self.planner.planning(request.blocks, **self._plan_options()) as plan:
                 pass
             return request.in_planned_order(plan)
         except Exception:

@@ -26,6 +26,7 @@ from llama_index.core.response_synthesizers.context_only import ContextOnly
 from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, QueryBundle
 
 from warmprefix.forks import fork_safe_lock
+from warmprefix.tokens import needs_note, order_note
 from warmprefix_llamaindex.node_marks import NodeMark, annotated, is_blank, mark_of, rank_of, with_node
 
 __all__ = ["PlannedNodes", "install_labels"]
@@ -150,8 +151,8 @@ def _annotated(nodes: Sequence[BaseNode]) -> list[BaseNode] | None:
     else:
         mark = marked[first]
         ranks = _ranks([(i, nodes[i].get_content(MetadataMode.LLM)) for i in shown], marked)
-        note = mark.templates.order_note(mark.annotation, list(ranks.values()), (), list(ranks))
-        if note is None and mark.templates.needs_note(mark.annotation, [r for r in ranks.values() if r is not None]):
+        note = order_note(mark.templates, mark.annotation, list(ranks.values()), (), list(ranks))
+        if note is None and needs_note(mark.templates, mark.annotation, [r for r in ranks.values() if r is not None]):
             return None
     names = frozenset([mark.label for mark in marked.values()])
     copies = list(nodes)
@@ -177,7 +178,7 @@ def _label_note(marks: Sequence[NodeMark]) -> str | None:
         ranks[mark.label] = min(mark.rank, ranks.get(mark.label, mark.rank))
     joined = {mark.label for mark in marks if mark.joined}
     shown = [None if label in joined else rank for label, rank in ranks.items()]
-    return marks[0].templates.order_note(marks[0].annotation, shown, list(ranks), ())
+    return order_note(marks[0].templates, marks[0].annotation, shown, list(ranks), ())
 
 
 def _ranks(shown: Sequence[tuple[int, str]], marked: Mapping[int, NodeMark]) -> dict[str, int | None]:

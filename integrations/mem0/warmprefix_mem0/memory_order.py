@@ -112,7 +112,7 @@ class MemoryArranger:
     async def aarrange(self, entries: Sequence[Entry], tenant: Callable[[], str]) -> ArrangedMemories:
         """Do the same as `arrange`; searches of other tasks that are ready are considered."""
         try:
-            async with self.planner.aplanning(self._blocks(entries), **self._plan_options(tenant)) as plan:
+            async with self.planner.planning(self._blocks(entries), **self._plan_options(tenant)) as plan:
                 return _in_planned_order(entries, plan)
         except Exception:
             return self._unplanned(entries)

@@ -101,7 +101,7 @@ def test_a_planner_speaks_tls(front: TlsFront, server: Server) -> None:
 async def test_tasks_speak_tls(front: TlsFront) -> None:
     url = f"rediss://127.0.0.1:{front.port}?ssl_ca_certs={AUTHORITY}&ssl_check_hostname=true"
     async with ContextPlanner.from_url(settings=SharedSettings(redis_url=url, store_budget=10.0)) as planner:
-        async with planner.aplanning(["a"], conversation="chat-42", placement="tail", tenant="acme"):
+        async with planner.planning(["a"], conversation="chat-42", placement="tail", tenant="acme"):
             pass
         assert planner.stats().store_errors == 0
     assert front.handshakes > 0

@@ -10,11 +10,10 @@ from typing import NamedTuple, Protocol
 
 from warmprefix import ContextPlanner
 from warmprefix.annotate import Annotate, Templates, has_labels
-from warmprefix.notes import NoteWriter
 from warmprefix.ordering import OrderingPolicy
 from warmprefix.plan import ContextPlan, Placement
 from warmprefix.stores import MemorySeenStore
-from warmprefix.tokens import CheckedCounter, TokenCounter, as_counter
+from warmprefix.tokens import CheckedCounter, NoteWriter, TokenCounter, as_counter
 from warmprefix.traces import NoRecorder
 from warmprefix_tools.replay.results import TODAY
 from warmprefix_tools.replay.workload import ReplayRequest, Workload

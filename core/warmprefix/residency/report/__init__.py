@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from warmprefix.residency.report.capacity import (
     DEFAULT_CAPACITY,
+    Capacities,
     Capacity,
     CapacitySource,
     FixedCapacity,
@@ -21,6 +22,7 @@ from warmprefix.residency.report.usage import EngineReport, PredictionErrors, Us
 
 __all__ = [
     "DEFAULT_CAPACITY",
+    "Capacities",
     "Capacity",
     "CapacitySource",
     "EngineProfile",

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from itertools import accumulate
-from typing import Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
+from warmprefix.fair_lru import FairLru
+from warmprefix.plan import Scope
 from warmprefix.prefix.reuse import ReuseTree, StampedTree
 from warmprefix.prefix.tree import PrefixTree
 
-__all__ = ["DEFAULT_CAPACITY", "Capacity", "CapacitySource", "DistanceEvidence", "FixedCapacity", "LearnedCapacity"]
+__all__ = [
+    "DEFAULT_CAPACITY",
+    "Capacities",
+    "Capacity",
+    "CapacitySource",
+    "DistanceEvidence",
+    "FixedCapacity",
+    "LearnedCapacity",
+]
 
 CapacitySource: TypeAlias = Literal["argument", "default", "metrics", "reports"]
 """Where a capacity comes from."""
@@ -18,6 +28,8 @@ DEFAULT_CAPACITY = 500_000
 """Capacity in tokens, until reports or metrics of the engine arrive."""
 
 _LEAST_CAPACITY = 4_096
+_MAX_LEARNED = 64
+"""Most pairs of tenant and model whose capacity is learned."""
 _BUCKETS = 640
 _PER_OCTAVE = 16
 """Buckets per doubling of the distance."""
@@ -209,3 +221,46 @@ def _lower_end(bucket: int) -> int:
     """Return the shortest distance of a bucket."""
     shift = max(bucket // _PER_OCTAVE - 1, 0)
     return (bucket - shift * _PER_OCTAVE) << shift
+
+
+class Capacities:
+    """The capacity of the engine of each tenant and model: given for all of them, or learned for each.
+
+    Tenants share an engine, but no tenant's plans may depend on the requests of another. So each learns the part of the
+    cache that the others leave to it.
+    """
+
+    def __init__(self, tokens: int | Literal["auto"] | None) -> None:
+        self._given = None if tokens == "auto" else FixedCapacity(tokens)
+        self._learned: FairLru[tuple[str | None, str | None], LearnedCapacity] = FairLru()
+
+    def of_scope(self, scope: Scope) -> Capacity:
+        """Return the capacity that the scopes of one tenant and model share."""
+        if self._given is not None:
+            return self._given
+        owner = scope.tenant, scope.model
+        capacity = self._learned.use(owner)
+        if capacity is None:
+            capacity = LearnedCapacity()
+            self._learned.put(owner, capacity, scope.tenant)
+            if len(self._learned) > _MAX_LEARNED:
+                self._learned.evict()
+        return capacity
+
+    def forget_reports(self) -> None:
+        """Return to the capacity in the engine's metrics, or else to the default."""
+        for capacity in self._learned.values():
+            capacity.forget_reports()
+
+    def stats(self) -> dict[str, Any]:
+        """Return the fields of `PlannerStats` that concern the capacity: the smallest one in use."""
+        if self._given is not None:
+            return {"capacity_tokens": self._given.tokens, "capacity_source": self._given.source}
+        if not len(self._learned):
+            return {"capacity_tokens": DEFAULT_CAPACITY, "capacity_source": "default"}
+        capacity = min(self._learned.values(), key=lambda capacity: capacity.tokens)
+        return {"capacity_tokens": capacity.tokens, "capacity_source": capacity.source}
+
+    def clear(self) -> None:
+        """Forget what was learned."""
+        self._learned.clear()

@@ -1,0 +1,398 @@
+"""The state that all parts of a planner share: scopes, open plans and counters, behind one lock."""
+
+from __future__ import annotations
+
+import os
+import uuid
+import weakref
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import count, islice
+from typing import Any, NamedTuple
+
+from warmprefix.annotate import Templates
+from warmprefix.blocks import fingerprint
+from warmprefix.errors import check_names
+from warmprefix.fair_lru import FairLru
+from warmprefix.forks import fork_safe_lock
+from warmprefix.labels import LabelRegistry
+from warmprefix.order_sharing import LearnedOrder, NoSharing, OrderSharing
+from warmprefix.ordering import ServedBlock
+from warmprefix.plan import ContextPlan, PlannedBlock, Scope, tenant_salt
+from warmprefix.planner.config import PlannerConfig
+from warmprefix.planner.label_savings import LabelSavings
+from warmprefix.planner.metrics import PlannerMetrics
+from warmprefix.residency.report import Capacities, Capacity, EngineProfile, PredictionErrors, ScopeFeedback
+from warmprefix.tokens import CheckedCounter, NoteWriter
+
+__all__ = ["PlannerState", "ScopeState", "make_scope"]
+
+_MOST_ANNOUNCED = 256
+_MOST_WAITING = 32
+"""Waiting requests that one plan considers, the first ones."""
+_MOST_IN_FLIGHT = 64
+_LONGEST_FLIGHT = 1_000
+"""Later plans after which an open plan no longer counts as in flight: its caller seems to have lost it."""
+
+_NAME_TYPES = {str, type(None)}
+
+
+def make_scope(tenant: str | None = None, model: str | None = None, preamble: str | None = None) -> Scope:
+    """Return the scope of a request; O(len(preamble)).
+
+    Raises:
+        TypeError: An argument is neither a str nor None.
+    """
+    if not {type(tenant), type(model), type(preamble)} <= _NAME_TYPES:
+        check_names(tenant=tenant, model=model, preamble=preamble)
+    return Scope(tenant, model, None if preamble is None else fingerprint(preamble))
+
+
+class ScopeState:
+    """What one scope has learned, and its requests under way. Not thread-safe: callers hold the planner's lock."""
+
+    __slots__ = (
+        "_profile",
+        "cache_salt",
+        "capacity",
+        "feedback",
+        "label_savings",
+        "labels",
+        "policy",
+        "queue",
+        "scope",
+        "tree",
+    )
+
+    def __init__(self, scope: Scope, config: PlannerConfig, capacity: Capacity, profile: EngineProfile) -> None:
+        self._profile = profile
+        self.scope = scope
+        self.capacity = capacity
+        self.tree = capacity.new_tree(config.max_nodes)
+        self.policy = config.new_policy()
+        self.labels = LabelRegistry(config.max_labels)
+        self.label_savings = LabelSavings()
+        self.cache_salt = None if scope.tenant is None else tenant_salt(config.salt_key, scope.tenant)
+        self.feedback = ScopeFeedback(config.patience)
+        self.queue = RequestQueue()
+
+    def predict(self, keys: Sequence[bytes], reorders: bool, opens_prompt: bool) -> tuple[int, Sequence[int] | None]:
+        """Return the tokens that the engine is predicted to reuse of an order, and its reuse distances.
+
+        Zero tokens unless the request `reorders`; no distances unless its context `opens_prompt`. With checkpoints, it
+        is the least number of tokens.
+        """
+        tokens = 0
+        if reorders:
+            checkpoints = self._profile.current.checkpoints
+            if checkpoints is None:
+                tokens = self.tree.match_prefix(keys).tokens
+            else:
+                tokens = self.tree.match_junction(keys).tokens // checkpoints.block * checkpoints.block
+        return tokens, self.distances(keys) if opens_prompt else None
+
+    def distances(self, keys: Sequence[bytes]) -> Sequence[int]:
+        """Return the reuse distances of the first blocks of an order: of those that were served in this order."""
+        return self.capacity.distances(self.scope, keys)
+
+
+class _Flight(NamedTuple):
+    number: int
+    order: tuple[bytes, ...]
+
+
+class RequestQueue:
+    """Announced requests and open plans of one scope. Bounded; callers hold the planner's lock."""
+
+    __slots__ = ("_announced", "_flights", "_numbers")
+
+    def __init__(self) -> None:
+        self._numbers = count()
+        self._announced: OrderedDict[int, frozenset[bytes]] = OrderedDict()
+        self._flights: OrderedDict[str, _Flight] = OrderedDict()
+
+    def announce(self, keys: Iterable[bytes]) -> int:
+        """Add a request that will be planned later; return a number to withdraw it."""
+        number = next(self._numbers)
+        self._announced[number] = frozenset(keys)
+        if len(self._announced) > _MOST_ANNOUNCED:
+            self._announced.popitem(last=False)
+        return number
+
+    def withdraw(self, number: int) -> None:
+        """Remove an announced request, if it is still there."""
+        self._announced.pop(number, None)
+
+    def take(self, keys: Iterable[bytes]) -> tuple[list[tuple[bytes, ...]], list[Collection[bytes]]]:
+        """Remove one announcement of exactly these blocks.
+
+        Returns:
+            The orders of the open plans, oldest first, and the first of the other announcements.
+        """
+        if self._announced:
+            own = frozenset(keys)
+            number = next((number for number, blocks in self._announced.items() if blocks == own), None)
+            if number is not None:
+                del self._announced[number]
+        in_flight = [flight.order for flight in self._flights.values()]
+        return in_flight, list(islice(self._announced.values(), _MOST_WAITING))
+
+    def start(self, plan_id: str, order: Sequence[bytes]) -> None:
+        """Add an open plan whose context opens its prompt."""
+        number = next(self._numbers)
+        self._flights[plan_id] = _Flight(number, tuple(order))
+        oldest = next(iter(self._flights.values()))
+        if len(self._flights) > _MOST_IN_FLIGHT or oldest.number < number - _LONGEST_FLIGHT:
+            self._flights.popitem(last=False)
+
+    def finish(self, plan_id: str) -> None:
+        """Remove a plan that was committed or abandoned."""
+        self._flights.pop(plan_id, None)
+
+    def __len__(self) -> int:
+        """Return the number of announced requests."""
+        return len(self._announced)
+
+
+class _OpenBatch(NamedTuple):
+    """The plans of a batch, in execution order."""
+
+    is_open: bytearray
+    """1 for each plan that is neither committed nor abandoned."""
+    scopes: Sequence[Scope]
+
+
+class Prediction(NamedTuple):
+    """What the planner expected when it made a plan."""
+
+    scope: Scope
+    """The scope of the plan."""
+    distances: array[int]
+    """Reuse distances of the first blocks: those that were served before in this order."""
+    is_reported: bool = False
+    """True once the engine has reported the cached tokens of the plan."""
+
+
+class OpenPlans:
+    """Ids and scopes of open plans, and predictions of these and of plans closed lately.
+
+    Bounded; callers hold the planner's lock.
+
+    Args:
+        max_open_plans: Beyond this number, the tenant with the most single plans loses the oldest of them. Whole
+            batches whose plans are more than this together are dropped, oldest first, except the last batch.
+    """
+
+    def __init__(self, max_open_plans: int) -> None:
+        self._max_open_plans = max_open_plans
+        self._instance = uuid.uuid4().hex
+        self._planned = 0
+        self._scopes: FairLru[str, Scope] = FairLru()
+        self._predictions: FairLru[str, Prediction] = FairLru()
+        self._batches: OrderedDict[str, _OpenBatch] = OrderedDict()
+
+    def new_id(self) -> str:
+        """Return an id that no other plan has, whatever planner or process made it."""
+        self._planned += 1
+        # The process id matters after a fork: parent and child have the same `_instance`.
+        return f"{self._instance}-{os.getpid()}-{self._planned}"
+
+    def add(self, plan: ContextPlan, distances: Sequence[int] | None) -> None:
+        """Add a single plan, and keep its reuse distances, if any, until the engine reports on it. O(1)."""
+        self._scopes.put(plan.id, plan.scope, plan.scope.tenant)
+        if len(self._scopes) > self._max_open_plans:
+            self._scopes.evict()
+        if distances is not None:
+            self._keep(plan, Prediction(plan.scope, array("q", distances)))
+
+    def add_batch(self, batch_id: str, scopes: Sequence[Scope]) -> None:
+        """Add the plans `{batch_id}.{place}`, given the scope of each."""
+        if scopes:
+            self._batches[batch_id] = _OpenBatch(bytearray(b"\1" * len(scopes)), scopes)
+        total = sum(len(batch.scopes) for batch in self._batches.values())
+        while total > self._max_open_plans and len(self._batches) > 1:
+            total -= len(self._batches.popitem(last=False)[1].scopes)
+
+    def close(self, plan: ContextPlan) -> bool:
+        """Remove a plan; True if it was open."""
+        # A plan of another scope could be another tenant's, with an id that it must not close.
+        if self._scopes.get(plan.id) == plan.scope:
+            self._scopes.pop(plan.id)
+            return True
+        batch_id, _, number = plan.id.rpartition(".")
+        batch = self._batches.get(batch_id)
+        if batch is None:
+            return False
+        try:
+            place = int(number)
+        except ValueError:  # no planner makes such an id
+            return False
+        if str(place) != number or not 0 <= place < len(batch.scopes) or not batch.is_open[place]:
+            return False
+        if batch.scopes[place] != plan.scope:
+            return False
+        batch.is_open[place] = False
+        if batch.is_open.rfind(1) < 0:
+            del self._batches[batch_id]
+        return True
+
+    def predict(self, plan: ContextPlan, distances: Sequence[int]) -> None:
+        """Keep the reuse distances of a plan until the engine reports on it, unless they were kept before."""
+        if self._predictions.get(plan.id) is None:
+            self._keep(plan, Prediction(plan.scope, array("q", distances)))
+
+    def take_prediction(self, plan: ContextPlan) -> Prediction | None:
+        """Return the prediction of a plan that the engine reports on; None if it is forgotten."""
+        prediction = self._predictions.get(plan.id)
+        if prediction is None or prediction.scope != plan.scope:
+            return None
+        self._keep(plan, Prediction(plan.scope, array("q"), is_reported=True))
+        return prediction
+
+    def _keep(self, plan: ContextPlan, prediction: Prediction) -> None:
+        self._predictions.put(plan.id, prediction, plan.scope.tenant)
+        if len(self._predictions) > self._max_open_plans:
+            self._predictions.evict()
+
+    def clear(self) -> None:
+        """Forget all open plans: none of them can be committed any more."""
+        self._scopes.clear()
+        self._predictions.clear()
+        self._batches.clear()
+
+    def __len__(self) -> int:
+        return len(self._scopes) + sum(sum(batch.is_open) for batch in self._batches.values())
+
+
+class PlannerState:
+    """The state of one planner, which all its parts share.
+
+    Beyond `max_scopes`, the tenant with the most scopes loses the one not used longest. Callers hold the lock unless
+    a method is documented otherwise.
+
+    - The lock is re-entrant: the garbage collector may close a generator that is suspended in `planning`, and so call
+      `abandon` in the middle of any other call on the same thread, even one that holds the lock.
+    - It is not held during calls of the store, the feed, the recorder or the observer. These can be slow, and the
+      feed's thread takes this lock in `residency_changed` while it holds locks of its own.
+    - It is held during calls of policies, and of `sharing`, which only queues. Orders of other workers arrive on a
+      thread of `sharing`, which holds no lock and has only a weak reference, so that it does not keep the planner
+      alive.
+    """
+
+    def __init__(self, config: PlannerConfig) -> None:
+        self._config = config
+        self._states: FairLru[Scope, ScopeState] = FairLru()
+        self._capacities = Capacities(config.capacity_tokens)
+        self.lock = fork_safe_lock(self.clear)
+        self.metrics = metrics = PlannerMetrics(self.lock, config.observer, config.recorder)
+        counter = CheckedCounter(config.token_counter(), lambda: metrics.count("tokenizer_errors"))
+        self.writer = NoteWriter(config.templates or Templates(), config.annotate, counter, dict(config.annotations))
+        self.profile = EngineProfile(config.profile)
+        self.sharing: OrderSharing = NoSharing() if config.sharing is None else config.sharing
+        self.open_plans = OpenPlans(config.max_open_plans)
+        self.errors = PredictionErrors()
+
+    def use(self, scope: Scope) -> ScopeState:
+        """Return the state of a scope, made now if new, and count it as used."""
+        state = self._states.use(scope)
+        if state is not None:
+            state.capacity.fit(state.tree)
+            return state
+        state = ScopeState(scope, self._config, self._capacities.of_scope(scope), self.profile)
+        self._states.put(scope, state, scope.tenant)
+        if len(self._states) > self._config.max_scopes:
+            self.sharing.unfollow(self._states.evict()[0])
+        self.sharing.follow(scope, self._learner(scope))
+        return state
+
+    def _learner(self, scope: Scope) -> Callable[[Sequence[LearnedOrder]], None]:
+        reference = weakref.ref(self)
+
+        def learn(orders: Sequence[LearnedOrder]) -> None:
+            state = reference()
+            if state is not None:
+                state.learn_from_others(scope, orders)
+
+        return learn
+
+    def profile_changed(self) -> None:
+        """Forget the capacities that reports suggested under another profile, which explains these reports better."""
+        self._capacities.forget_reports()
+
+    def find(self, scope: Scope) -> ScopeState | None:
+        """Return the state of a scope; None if it has no state."""
+        return self._states.get(scope)
+
+    def learn(self, scope: ScopeState, blocks: Sequence[PlannedBlock]) -> None:
+        """Learn a planned order that a model saw, and share it with other planners."""
+        if not blocks:
+            return
+        order = LearnedOrder(
+            [planned.block.fingerprint for planned in blocks],
+            [planned.block.tokens for planned in blocks],
+            [planned.positions[0] for planned in blocks],
+        )
+        self._learn(scope, order)
+        self.sharing.publish(scope.scope, order)
+
+    def learn_from_others(self, scope: Scope, orders: Sequence[LearnedOrder]) -> None:
+        """Learn orders of other planners. Called without the lock."""
+        for order in orders:
+            with self.lock:  # taken for each order, because requests wait for it
+                state = self._states.get(scope)
+                if state is None:
+                    return
+                self._learn(state, order)
+                self.metrics.counts["shared_orders"] += 1
+
+    def _learn(self, state: ScopeState, order: LearnedOrder) -> None:
+        """Add an order that a model saw to the scope's tree, and pass it to its policy."""
+        keys, tokens, ranks = order
+        try:
+            state.capacity.record(state.scope, keys, tokens)
+            resident = state.tree.insert(keys, tokens).blocks
+            served = [
+                ServedBlock(key, length, rank, i < resident)
+                for i, (key, length, rank) in enumerate(zip(keys, tokens, ranks, strict=True))
+            ]
+            try:
+                state.policy.observe(served)
+            except Exception:
+                self.metrics.degrade("policy")
+        except BaseException:  # such as KeyboardInterrupt: do not trust a scope that has half learned an order
+            if self._states.pop(state.scope) is not None:
+                self.sharing.unfollow(state.scope)
+            raise
+
+    def stats(self) -> dict[str, Any]:
+        """Return the fields of `PlannerStats`, without those of store and feed."""
+        shared = self.sharing.stats()
+        mean, p95 = self.errors.mean_and_p95()
+        return {
+            **self.metrics.stats(),
+            **self._capacities.stats(),
+            "open_plans": len(self.open_plans),
+            "scopes": len(self._states),
+            "queued_requests": sum(len(state.queue) for state in self),
+            "disabled_scopes": sum(state.feedback.evidence.is_off for state in self),
+            "tree_nodes": sum(state.tree.nodes for state in self),
+            "profile": self.profile.current.name,
+            "profile_source": self.profile.source,
+            "published_orders": shared.published,
+            "sharing_errors": shared.dropped + shared.malformed + shared.errors,
+            "prediction_error_mean": mean,
+            "prediction_error_p95": p95,
+            "residency_confidence": self.errors.agreement(),
+        }
+
+    def clear(self) -> None:
+        """Forget all that was learned, all open plans and all counts. Called without the lock."""
+        with self.lock:
+            for scope in self._states:
+                self.sharing.unfollow(scope)
+            for part in (self._states, self._capacities, self.open_plans, self.metrics, self.errors):
+                part.clear()
+
+    def __iter__(self) -> Iterator[ScopeState]:
+        return self._states.values()
