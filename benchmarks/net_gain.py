@@ -25,7 +25,7 @@ import argparse
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +51,7 @@ class NotPriced(CoAccessPolicy):
     """The default policy, to which notes are free."""
 
     def order(self, blocks: Sequence[BlockView], prefix: PrefixView) -> Sequence[int]:
-        prefix.note_tokens = lambda order: 0
-        return super().order(blocks, prefix)
+        return super().order(blocks, replace(prefix, note_tokens=lambda order: 0))
 
 
 @dataclass(frozen=True)

@@ -193,7 +193,7 @@ class AsyncWorker(Worker):
 
     def forget(self, chat: Chat) -> bool:
         try:
-            self._timed(lambda: self._await(self.planner.aforget(chat.name, tenant=chat.tenant)))
+            self._timed(lambda: self.planner.forget(chat.name, tenant=chat.tenant))
         except StoreError:
             return False
         return True
@@ -206,7 +206,7 @@ class AsyncWorker(Worker):
         self._await(_cancelled(self.planner.acommit(plan), steps))
 
     def close(self) -> None:
-        self._await(self.planner.aclose())
+        self._await(self.planner.__aexit__())
         if isinstance(self._behind, RedisSeenStore):
             self._await(self._behind.aclose())
         self._await(_cancel_all())

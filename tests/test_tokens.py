@@ -17,11 +17,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import warmprefix.background_counter
 import warmprefix.tokens
 from redis_servers import wait_until
 from result_files import read_rows
 from warmprefix import Templates
-from warmprefix.tokens import BackgroundCounter, CheckedCounter, as_counter, estimated_tokens
+from warmprefix.background_counter import BackgroundCounter
+from warmprefix.tokens import CheckedCounter, as_counter, estimated_tokens
 from warmprefix_kv_events.spans import EngineTokenizer
 from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer
 
@@ -237,8 +239,8 @@ class Engine:
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
-    monkeypatch.setattr(warmprefix.tokens, "_FIRST_PAUSE_SECONDS", 0.001)
-    monkeypatch.setattr(warmprefix.tokens, "_LONGEST_PAUSE_SECONDS", 0.004)
+    monkeypatch.setattr(warmprefix.background_counter, "_FIRST_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(warmprefix.background_counter, "_LONGEST_PAUSE_SECONDS", 0.004)
     return Engine()
 
 
@@ -348,7 +350,7 @@ def test_learned_and_waiting_texts_are_bounded(engine: Engine, counter: Backgrou
     engine.go_on.clear()
     for number in range(1_000):
         counter(f"[{number}] ")
-    assert len(counter._waiting) <= warmprefix.tokens._MAX_WAITING
+    assert len(counter._waiting) <= warmprefix.background_counter._MAX_WAITING
     counter("long " * 1_000)
     engine.go_on.set()
     wait_until(lambda: not counter._waiting, "all are counted")

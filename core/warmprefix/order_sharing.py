@@ -73,10 +73,6 @@ class OrderSharing(Protocol):
         """Stop calling `learn` for a scope; a call in progress may still finish."""
         ...
 
-    def has_caught_up(self, scope: Scope) -> bool:
-        """Return whether all orders from before `follow` are learned; False for a scope that is not followed."""
-        ...
-
     def close(self) -> None:
         """Send queued orders, if that is quick, and end. Nothing is shared after it."""
         ...
@@ -93,10 +89,6 @@ class NoSharing:
     def follow(self, scope: Scope, learn: Learn) -> None: ...
     def unfollow(self, scope: Scope) -> None: ...
     def close(self) -> None: ...
-
-    def has_caught_up(self, scope: Scope) -> bool:
-        """Return True, because there is nothing to learn."""
-        return True
 
     def stats(self) -> SharingStats:
         """Return zeros."""

@@ -70,7 +70,7 @@ _EMPTY_FEED = FeedStats()
 class PlannerStats:
     """A snapshot of a planner's counts; `exported_metrics.METRICS` and docs/telemetry.md describe each one.
 
-    Counts before `plan_latency` only grow between two resets; fields after `hold_latency` rise and fall.
+    Counts before `plan_latency` only grow between two resets; fields after `store_latency` rise and fall.
     """
 
     plans: int = 0
@@ -119,11 +119,9 @@ class PlannerStats:
     tokenizer_errors: int = 0
     """Counts of the caller's tokenizer that failed or made no sense; the estimate took their place."""
     plan_latency: LatencySnapshot = _NO_LATENCY
-    """Of `plan`, `aplan` and the micro batch's `plan`, with the store's part and the hold."""
+    """Of `plan` and `aplan`, with the store's part."""
     store_latency: LatencySnapshot = _NO_LATENCY
     """Of the store calls made by `plan`, `commit`, `abandon` and their async twins."""
-    hold_latency: LatencySnapshot = _NO_LATENCY
-    """Of the requests that a micro batch held; `total` is their number, `seconds` their delay."""
     pending_notices: int = 0
     queued_requests: int = 0
     """Announced requests that are not planned yet."""

@@ -176,7 +176,7 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
                 tenant that takes less is never affected.
             share_load: Count the load of all tenants together. It balances better where many tenants have little to do
                 each. But then one tenant's requests influence where another's go, which their latencies can reveal.
-            listener: Receives the feeds' reports on plans as well: the planner, whose scopes they have.
+            listener: Receives the feeds' reports on plans as well: the planner's `residency`, whose scopes they have.
             profile: Where the caches of the replicas can match, as for `ContextPlanner`.
 
         Raises:

@@ -129,7 +129,6 @@ METRICS = (
     # -- durations
     Metric("histogram", "plan_duration", "s", "Time to plan one request, with the store's part.", "plan_latency"),
     Metric("histogram", "store_duration", "s", "Time of one call to the store of conversations.", "store_latency"),
-    Metric("histogram", "hold_duration", "s", "Time that a micro batch held one request.", "hold_latency"),
 )
 
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")

@@ -60,7 +60,7 @@ def test_late_commit_of_a_dropped_batch_changes_nothing() -> None:
 def test_batch_beyond_the_bound_drops_all_others() -> None:
     planner = ContextPlanner(max_open_plans=10)
     large = batch_of(planner, 25)
-    window = planner.plan_window([BatchRequest("one", ["text"])])
+    window = planner.plan_batch([BatchRequest("one", ["text"])], "window")
     assert planner.stats().open_plans == 1
     assert planner.commit(large.requests[0].plan) is False
     assert planner.commit(window["one"].plan) is True
@@ -79,12 +79,12 @@ def test_empty_and_closed_batches_are_not_kept() -> None:
     planner = ContextPlanner(max_open_plans=10)
     for _ in range(50):
         planner.plan_batch([])
-        planner.plan_window([])
-    assert planner._open_plans.open_batches == 0
+        planner.plan_batch([], "window")
+    assert len(planner._state.open_plans) == 0
     for _ in range(50):
-        for planned in planner.plan_window({"a": ["x"], "b": ["x", "y"]}):
+        for planned in planner.plan_batch({"a": ["x"], "b": ["x", "y"]}, "window"):
             assert planner.commit(planned.plan)
-    assert planner._open_plans.open_batches == 0
+    assert len(planner._state.open_plans) == 0
 
 
 @pytest.mark.parametrize(

@@ -543,7 +543,7 @@ def test_finished_batch_leaves_no_state() -> None:
         planner.plan_batch({})
         for planned in planner.plan_batch({"1": ["a"], "2": ["b"]}):
             planner.commit(planned.plan)
-    assert planner._open_plans.open_batches == 0
+    assert len(planner._state.open_plans) == 0
 
 
 def test_batch_of_another_planner_is_not_committed() -> None:
@@ -621,7 +621,7 @@ def test_batches_run_concurrently_with_batches_and_requests(seed: int) -> None:
 
 
 def check_order_of_window(planner: ContextPlanner, requests: Sequence[BatchRequest]) -> None:
-    for planned in planner.plan_window(requests):
+    for planned in planner.plan_batch(requests, "window"):
         check_order(planned)
         planner.abandon(planned.plan)
 

@@ -38,7 +38,7 @@ def test_reported_savings_are_correct(before: list[list[str]], window: list[list
             order = "".join(each.text for each in plan.blocks)
             held.update(order[:end] for end in range(1, len(order) + 1))
     requests = requests_of(window)
-    batch = planner.plan_window(requests)
+    batch = planner.plan_batch(requests, "window")
     assert sorted(planned.id for planned in batch) == sorted(request.id for request in requests)
     for planned in batch:
         assert sorted({each.text for each in planned.blocks}) == sorted({each.text for each in planned.request.blocks})
@@ -47,7 +47,9 @@ def test_reported_savings_are_correct(before: list[list[str]], window: list[list
 
 
 def test_example() -> None:
-    batch = ContextPlanner(annotate="none").plan_window({"1": ["aaaa", "bbbb"], "2": ["cccc"], "3": ["dddd", "bbbb"]})
+    batch = ContextPlanner(annotate="none").plan_batch(
+        {"1": ["aaaa", "bbbb"], "2": ["cccc"], "3": ["dddd", "bbbb"]}, "window"
+    )
     assert [(planned.id, [each.text for each in planned.blocks]) for planned in batch] == [
         ("1", ["bbbb", "aaaa"]),
         ("3", ["bbbb", "dddd"]),
@@ -61,7 +63,7 @@ def test_resident_blocks_come_first() -> None:
     planner = ContextPlanner(annotate="none")
     with planner.planning(["xxxx", "yyyy"]):
         pass
-    batch = planner.plan_window({"1": ["aaaa", "yyyy", "xxxx"], "2": ["aaaa"]})
+    batch = planner.plan_batch({"1": ["aaaa", "yyyy", "xxxx"], "2": ["aaaa"]}, "window")
     assert [each.text for each in batch["1"].blocks] == ["xxxx", "yyyy", "aaaa"]
     assert (batch.saved_tokens, batch["1"].warmed_by) == (2, None)
 
@@ -72,8 +74,8 @@ def test_windows_are_planned_one_after_another() -> None:
     texts = [f"text {i}" for i in range(60)]
     total = saved = 0
     for _ in range(8):
-        batch = planner.plan_window({str(i): rng.sample(texts, 6) for i in range(64)})
-        assert planner.plan_window({}).requests == ()
+        batch = planner.plan_batch({str(i): rng.sample(texts, 6) for i in range(64)}, "window")
+        assert planner.plan_batch({}, "window").requests == ()
         for planned in batch:
             assert planner.commit(planned.plan)
         total, saved = total + batch.total_tokens, saved + batch.saved_tokens
@@ -84,22 +86,22 @@ def test_windows_are_planned_one_after_another() -> None:
 
 @pytest.mark.parametrize("window", [{}, {"1": []}, {"1": ["text"]}, {"1": [], "2": []}])
 def test_tiny_windows(window: dict[str, list[str]]) -> None:
-    batch = ContextPlanner().plan_window(window)
+    batch = ContextPlanner().plan_batch(window, "window")
     assert (len(batch), batch.saved_tokens, batch.upper_bound) == (len(window), 0, 0)
 
 
 def test_bad_input_is_refused_and_leaves_no_trace() -> None:
     planner = ContextPlanner()
     with pytest.raises(ValueError, match="distinct ids"):
-        planner.plan_window([BatchRequest("a", []), BatchRequest("a", [])])
+        planner.plan_batch([BatchRequest("a", []), BatchRequest("a", [])], "window")
     with pytest.raises(TypeError, match="got one str"):
-        planner.plan_window("text")  # type: ignore[arg-type]
+        planner.plan_batch("text", "window")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"^model must be a str or None, got int$"):
-        planner.plan_window({}, model=7)  # type: ignore[arg-type]
+        planner.plan_batch({}, "window", model=7)  # type: ignore[arg-type]
     assert planner.stats() == PlannerStats()
 
 
 def test_window_of_too_many_requests_is_planned_too() -> None:
     requests = [BatchRequest(i, ["shared", f"own {i}"]) for i in range(MOST_REQUESTS + 1)]
-    window = ContextPlanner().plan_window(requests)
+    window = ContextPlanner().plan_batch(requests, "window")
     assert [planned.saved_tokens for planned in window] == [0, *[2] * MOST_REQUESTS]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from warmprefix import ContextBlock, ContextPlanner, EngineReport, Templates
+from warmprefix import BatchRequest, ContextBlock, ContextPlanner, EngineReport, Templates
 from warmprefix.history import VisibleHistory
 from warmprefix.ordering import CoAccessPolicy
 from warmprefix.stores import MemorySeenStore
@@ -125,19 +125,12 @@ REFUSED: list[tuple[Call, str]] = [
     ),
     (lambda planner: planner.forget(7), "conversation must be a str or None, got int"),
     (lambda planner: planner.forget("chat", tenant=7), "tenant must be a str or None, got int"),
-    (lambda planner: planner.catch_up(tenant=7), "tenant must be a str or None, got int"),
-    (lambda planner: planner.catch_up(model=7), "model must be a str or None, got int"),
-    (lambda planner: planner.warm(None, 7, model="m"), "preamble must be a str or None, got int"),
-    (
-        lambda planner: planner.warm(None, None, "text", model="m"),
-        "blocks must be a sequence of ContextBlock or str, got one str",
-    ),
     (lambda planner: planner.plan_batch({}, model=7), "model must be a str or None, got int"),
     (lambda planner: planner.plan_batch({}, capacity_tokens=0), "capacity_tokens must be 1 or more, or None, got 0"),
     (lambda planner: planner.plan_batch({}, "fastest"), "planner must be one of auto, .*, got 'fastest'"),
     (lambda planner: planner.plan_batch({}, device="tpu"), "device must be one of auto, .*, got 'tpu'"),
     (lambda planner: planner.plan_batch({}, time_budget=-1), "time_budget must be 0 seconds or more, or None, got -1"),
-    (lambda planner: planner.plan_window({}, preamble=7), "preamble must be a str or None, got int"),
+    (lambda planner: planner.plan_batch({}, "window", preamble=7), "preamble must be a str or None, got int"),
     (lambda planner: ContextPlanner.from_url(settings=SharedSettings()), "url must be given, or .* set; got None"),
     (lambda planner: Templates(order=SEVEN), "order must be a str, got int"),
     (lambda planner: Templates(location="{labels}"), "location must have words .* before {labels}, got '{labels}'"),
@@ -194,7 +187,7 @@ def test_no_blocks_make_an_empty_plan(placement: Any) -> None:
         assert (plan.blocks, plan.render(), plan.order_annotation, plan.total_tokens) == ((), "", None, 0)
 
 
-@pytest.mark.parametrize("way", ["plan", "plan_batch", "plan_window"])
+@pytest.mark.parametrize("way", ["plan", "auto", "window"])
 def test_blank_texts_are_left_out_and_counted(way: str) -> None:
     planner = ContextPlanner()
     request: list[ContextBlock | str] = [
@@ -207,7 +200,7 @@ def test_blank_texts_are_left_out_and_counted(way: str) -> None:
     if way == "plan":
         plan = planner.plan(request)
     else:
-        batch = getattr(planner, way)({"q": request, "blank": [""]})
+        batch = planner.plan_batch([BatchRequest("q", request), BatchRequest("blank", [""])], way)
         plan = batch.requests[batch.positions["q"]].plan
     assert [(planned.block.id, planned.positions) for planned in plan.blocks] == [("a", (1,)), ("b", (4,))]
     assert plan.render() == "evidence\n\nmore"

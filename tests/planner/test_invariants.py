@@ -393,7 +393,7 @@ def test_runs_stay_together_in_batches(
             pass
     requests = [BatchRequest(i, request) for i, request in enumerate(batch)]
     if planner == "window":
-        plan = online.plan_window(requests)
+        plan = online.plan_batch(requests, "window")
     else:
         plan = online.plan_batch(requests, planner=planner, capacity_tokens=capacity)
     assert plan.saved_tokens <= plan.upper_bound

@@ -7,7 +7,6 @@ all its results must be the same. In the third, the victim is alone: its next pl
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import json
 import time
@@ -24,7 +23,8 @@ from redis_servers import Server, wait_until
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner, EngineReport, Scope
 from warmprefix.batch.plan import BatchPlan, BatchRequest
 from warmprefix.order_sharing import LearnedOrder, NoSharing, OrderSharing
-from warmprefix.residency import FeedStats
+from warmprefix.planner.planner import Planning
+from warmprefix.residency import FeedStats, ResidencyTarget
 from warmprefix.stores import (
     Abandon,
     Commit,
@@ -137,7 +137,7 @@ def live(world: World) -> Loot:
     for order in ((4, 1, 0), (4, 1, 3), (4, 1, 5)):
         with planner.planning([blocks[i] for i in order], tenant=tenant) as plan:
             planned.append(plan)
-    batch = planner.plan_window([BatchRequest(i, blocks[i:], tenant=tenant) for i in range(2)])
+    batch = planner.plan_batch([BatchRequest(i, blocks[i:], tenant=tenant) for i in range(2)], "window")
     open_plan = planner.plan(blocks[4:], conversation=VICTIM.id, placement="tail", tenant=tenant, annotate="labels")
     labels = {each.block.fingerprint: each.label for plan in (*planned[::-1], open_plan) for each in plan.blocks}
     router = world.victims_router
@@ -241,8 +241,8 @@ def planning(world: World, loot: Loot, me: Conversation) -> object:
     return results
 
 
-@tries((ContextPlanner, "aplanning"))
-async def aplanning(world: World, loot: Loot, me: Conversation) -> object:
+@tries((Planning, "__aenter__"))
+async def planning_in_a_task(world: World, loot: Loot, me: Conversation) -> object:
     async with world.attackers.planning(
         loot.blocks, conversation=VICTIM.id, placement="tail", tenant=me.tenant
     ) as plan:
@@ -262,25 +262,7 @@ def queued(world: World, loot: Loot, me: Conversation) -> object:
 
 @tries((ContextPlanner, "plan_batch"))
 def plan_batch(world: World, loot: Loot, me: Conversation) -> object:
-    return batch_shown(world.attackers.plan_batch(batch_of(loot, me)))
-
-
-@tries((ContextPlanner, "aplan_batch"))
-async def aplan_batch(world: World, loot: Loot, me: Conversation) -> object:
-    return batch_shown(await world.attackers.aplan_batch(batch_of(loot, me)))
-
-
-@tries((ContextPlanner, "plan_window"))
-def plan_window(world: World, loot: Loot, me: Conversation) -> object:
-    return batch_shown(world.attackers.plan_window(batch_of(loot, me)))
-
-
-@tries((ContextPlanner, "micro_batch"))
-async def micro_batch(world: World, loot: Loot, me: Conversation) -> object:
-    async with world.attackers.micro_batch(max_requests=2) as batch:
-        contexts = ([*loot.blocks, *loot.renamed], loot.blocks[::-1])
-        plans = [batch.plan(blocks, tenant=me.tenant) for blocks in contexts]
-        return [(plan.resident_tokens, shown(plan)) for plan in await asyncio.gather(*plans)]
+    return [batch_shown(world.attackers.plan_batch(batch_of(loot, me), name)) for name in ("auto", "window")]
 
 
 def batch_of(loot: Loot, me: Conversation) -> list[BatchRequest]:
@@ -316,44 +298,11 @@ def report(world: World, loot: Loot, me: Conversation) -> None:
         world.attackers.report(plan, EngineReport(0, 100, ttft=9.0, prompt_token_ids=[1, 2, 3]))
 
 
-@tries((ContextPlanner, "residency_changed"))
+@tries((ResidencyTarget, "residency_changed"))
 def residency_changed(world: World, loot: Loot, me: Conversation) -> None:
     for scope in scopes(me):
-        world.attackers.residency_changed(scope, list(loot.labels), 0)
-        world.attackers.residency_changed(scope, list(loot.labels), len(loot.labels))
-
-
-@dataclass
-class Wiretap:
-    """A client that keeps the requests instead of sending them."""
-
-    sent: list[object] = field(default_factory=list)
-
-    @property
-    def chat(self) -> Wiretap:
-        return self
-
-    @property
-    def completions(self) -> Wiretap:
-        return self
-
-    def create(self, **request: object) -> Wiretap:
-        self.sent.append(request)
-        return self
-
-    def __await__(self) -> Iterator[None]:
-        return iter(())
-
-
-@tries((ContextPlanner, "warm"), (ContextPlanner, "awarm"))
-async def warm(world: World, loot: Loot, me: Conversation) -> object:
-    """Only the attacker's own texts are sent, on its own paths."""
-    client = Wiretap()
-    for scope in scopes(me):
-        if scope.model is not None:
-            world.attackers.warm(client, None, loot.blocks, model=scope.model, tenant=me.tenant)
-            await world.attackers.awarm(client, None, loot.blocks, model=scope.model, tenant=me.tenant)
-    return client.sent
+        world.attackers.residency.residency_changed(scope, list(loot.labels), 0)
+        world.attackers.residency.residency_changed(scope, list(loot.labels), len(loot.labels))
 
 
 @tries((ContextPlanner, "abandon"))
@@ -377,12 +326,6 @@ def withdraw(world: World, loot: Loot, me: Conversation) -> None:
 def forget(world: World, loot: Loot, me: Conversation) -> None:
     for conversation in (me.id, VICTIM.id):
         world.attackers.forget(conversation, tenant=me.tenant)
-
-
-@tries((ContextPlanner, "aforget"))
-async def aforget(world: World, loot: Loot, me: Conversation) -> None:
-    for conversation in (me.id, VICTIM.id):
-        await world.attackers.aforget(conversation, tenant=me.tenant)
 
 
 @tries((ContextPlanner, "from_url"))
@@ -511,14 +454,7 @@ def follow(world: World, loot: Loot, me: Conversation) -> object:
     return [(list(order.keys), list(order.tokens), list(order.ranks)) for order in world.received_orders]
 
 
-@tries((ContextPlanner, "catch_up"), (ContextPlanner, "acatch_up"))
-async def catch_up(world: World, loot: Loot, me: Conversation) -> None:
-    for scope in scopes(me):
-        assert world.attackers.catch_up(tenant=scope.tenant, model=scope.model)
-        assert await world.attackers.acatch_up(tenant=scope.tenant, model=scope.model)
-
-
-@tries(*((sharing, "has_caught_up") for sharing in SHARINGS))
+@tries((RedisOrderSharing, "has_caught_up"))
 def has_caught_up(world: World, loot: Loot, me: Conversation) -> None:
     if isinstance(sharing := world.sharing, RedisOrderSharing):
         wait_until(lambda: all(map(sharing.has_caught_up, scopes(me))), "all that its tenant shared is read")
@@ -690,11 +626,6 @@ def close(world: World, loot: Loot, me: Conversation) -> None:
     world.guarded.close()
 
 
-@tries((ContextPlanner, "aclose"), operators=True)
-async def aclose(world: World, loot: Loot, me: Conversation) -> None:
-    await world.attackers.aclose()
-
-
 @tries((NoSharing, "close"), (RedisOrderSharing, "close"), operators=True)
 def close_sharing(world: World, loot: Loot, me: Conversation) -> None:
     world.sharing.close()
@@ -756,8 +687,7 @@ class Worlds:
     def make(self) -> World:
         world = self._on_redis() if self._kind == KINDS[2] else self._in_memory()
         for planner in {world.victims, world.attackers}:
-            self._ends.push_async_callback(planner.aclose)
-            self._ends.callback(planner.close)
+            self._ends.push_async_exit(planner)
         for router in {world.victims_router, world.attackers_router}:
             self._ends.callback(router.close)
         self._ends.callback(world.sharing.close)

@@ -215,5 +215,5 @@ def test_attempts_become_rare_while_no_reference_pays_for_one() -> None:
 def test_what_is_remembered_of_blocks_without_labels_is_bounded() -> None:
     planner = ContextPlanner()
     saved_percent(planner, fresh, 300, is_shown=False)
-    (state,) = planner._scopes
+    (state,) = planner._state
     assert 0 < len(state.label_savings._unlabelled) <= 2_048

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import accumulate, product
 from typing import Any
 
@@ -283,8 +284,7 @@ class _FreeNotes(CoAccessPolicy):
     """The default policy where it does not ask for the price of a note."""
 
     def order(self, blocks: Sequence[BlockView], prefix: PrefixView) -> Sequence[int]:
-        prefix.note_tokens = lambda order: 0
-        return super().order(blocks, prefix)
+        return super().order(blocks, replace(prefix, note_tokens=lambda order: 0))
 
 
 def orders(trace: Trace, **options: Any) -> list[tuple[int, ...]]:

@@ -156,18 +156,6 @@ def test_sharing_does_not_keep_a_planner_alive(wire: Wire) -> None:
     learn([LearnedOrder([b"A" * 16], [1], [0])])
 
 
-async def test_catching_up_follows_the_scope_and_waits(wire: Wire) -> None:
-    end = wire.end()
-    planner = ContextPlanner(sharing=end)
-    assert planner.catch_up(tenant="a")
-    assert await planner.acatch_up(tenant="b", model="m", preamble="You answer.")
-    assert [(scope.tenant, scope.model) for scope in end.followed] == [("a", None), ("b", "m")]
-    end.caught_up = False
-    assert not planner.catch_up(timeout=0.01)
-    assert not await planner.acatch_up(timeout=0.01)
-    assert ContextPlanner().catch_up(timeout=0)
-
-
 def test_close_ends_the_sharing(wire: Wire) -> None:
     end = wire.end()
     with ContextPlanner(sharing=end):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner
-from warmprefix.planner.queue import RequestQueue
+from warmprefix.planner.state import RequestQueue
 
 
 def block(name: object, tokens: int = 100) -> ContextBlock:
@@ -274,10 +274,10 @@ def test_plans_in_flight_are_bounded() -> None:
     queue = RequestQueue()
     for i in range(1_000):
         queue.start(f"plan-{i}", [b"%d" % i])
-    assert queue.in_flight == [(b"%d" % i,) for i in range(936, 1_000)]
+    assert queue.take([])[0] == [(b"%d" % i,) for i in range(936, 1_000)]
     for i in range(1_000):
         queue.finish(f"plan-{i}")
-    assert queue.in_flight == []
+    assert queue.take([])[0] == []
 
 
 def test_threads_announce_plan_and_end_requests_at_once() -> None:

@@ -160,9 +160,9 @@ def test_requests_of_a_batch_share_their_runs(planner: str) -> None:
 
 
 def test_a_batch_and_a_window_continue_resident_runs() -> None:
-    for name in ("plan_batch", "plan_window"):
+    for name in ("auto", "window"):
         planner = ContextPlanner()
         served(planner, "abx")
-        plan = getattr(planner, name)([BatchRequest(i, parts(f"{i}abc")) for i in range(2)])
+        plan = planner.plan_batch([BatchRequest(i, parts(f"{i}abc")) for i in range(2)], name)
         assert {names(planned.plan)[:3] for planned in plan} == {"abc"}
         assert plan.saved_tokens == 200 + 300

@@ -47,7 +47,7 @@ def test_eviction_changes_only_its_own_replica() -> None:
     whole = sum(block.tokens for block in blocks)
     planner = ContextPlanner()
     with ExitStack() as stack:
-        router = stack.enter_context(ReplicaRouter(listener=planner))
+        router = stack.enter_context(ReplicaRouter(listener=planner.residency))
         publishers = {name: stack.enter_context(KvPublisher()) for name in ("a", "b")}
         served: dict[str, Served] = {}
         for name, publisher in publishers.items():

@@ -50,7 +50,6 @@ class PlannerMetrics:
         """The counters of `PlannerStats`, by name."""
         self.plan_latency = LatencyHistogram()
         self.store_latency = LatencyHistogram()
-        self.hold_latency = LatencyHistogram()
 
     def degrade(self, part: Literal["feed", "observer", "policy", "recorder", "store"]) -> None:
         """Count and log the exception being handled, as a failure of `part`.
@@ -128,7 +127,6 @@ class PlannerMetrics:
             **self.counts,
             "plan_latency": self.plan_latency.snapshot(),
             "store_latency": self.store_latency.snapshot(),
-            "hold_latency": self.hold_latency.snapshot(),
         }
 
     def clear(self) -> None:
@@ -136,4 +134,3 @@ class PlannerMetrics:
         self.counts.clear()
         self.plan_latency.reset()
         self.store_latency.reset()
-        self.hold_latency.reset()

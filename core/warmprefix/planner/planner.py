@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from warmprefix.annotate import Annotate
 from warmprefix.batch.planners import BatchPlanner, Progress
 from warmprefix.blocks import ContextBlock
+from warmprefix.cache_profiles import CacheProfile
 from warmprefix.errors import check_names
 from warmprefix.history import Message
 from warmprefix.plan import ContextPlan, Placement
@@ -24,7 +25,7 @@ from warmprefix.planner.request import (
     let_others_announce,
 )
 from warmprefix.planner.state import PlannerState
-from warmprefix.residency import EngineReport
+from warmprefix.residency import EngineReport, ResidencyTarget
 from warmprefix.stores import Conversation
 from warmprefix.telemetry import PlannerStats
 
@@ -102,6 +103,16 @@ class ContextPlanner:
             ValueError: There is no URL or no package for it, it can't be used, or a setting is out of bounds.
         """
         return cls(**(options_of_url(url, settings) | options))
+
+    @property
+    def profile(self) -> CacheProfile:
+        """What the engine's cache can do, as given or as learned so far."""
+        return self._state.profile.current
+
+    @property
+    def residency(self) -> ResidencyTarget:
+        """Receives reports on plans of this planner from a feed: the `listener` of a `ReplicaRouter`."""
+        return self._feedback
 
     def plan(
         self,

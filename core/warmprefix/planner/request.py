@@ -15,3 +15,286 @@ from warmprefix.history import Message, VisibleHistory, shown_labels
 from warmprefix.labels import lasting_labels
 from warmprefix.ordering import BlockView, PrefixView
 from warmprefix.ordering.runs import Runs
+from warmprefix.plan import ContextPlan, Placement, PlannedBlock, Scope
+from warmprefix.planner.references import DraftResolution, PlanDraft, resolve, wording
+from warmprefix.planner.state import PlannerState, ScopeState, make_scope
+from warmprefix.stores import Conversation, PreparedTurn
+from warmprefix.tokens import OrderNote
+
+if TYPE_CHECKING:
+    from typing_extensions import Self, Unpack
+
+__all__ = ["PlanOptions", "QueuedRequest", "RequestPlanner", "ScopeOptions", "let_others_announce", "policy_order"]
+
+_PLACEMENTS = get_args(Placement)
+
+
+class ScopeOptions(TypedDict, total=False):
+    """The arguments of `ContextPlanner.plan` that name a scope."""
+
+    tenant: str | None
+    model: str | None
+    preamble: str | None
+
+
+class PlanOptions(ScopeOptions, total=False):
+    """The keyword arguments of `ContextPlanner.plan`, which documents them."""
+
+    conversation: str | None
+    placement: Placement
+    history: Iterable[Message] | None
+    order_locked: bool
+    annotate: Annotate | None
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedRequest:
+    """A request that waits. It ends when it is planned, withdrawn, or at the end of a `with` block."""
+
+    _state: PlannerState = field(repr=False)
+    _scope: ScopeState = field(repr=False)
+    _number: int
+
+    def withdraw(self) -> None:
+        """End it without a plan. Idempotent."""
+        with self._state.lock:
+            self._scope.queue.withdraw(self._number)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.withdraw()
+
+
+async def let_others_announce() -> None:
+    """Let tasks that are ready announce their requests, in one round of the event loop."""
+    import asyncio  # importing it takes long, and the caller has it already
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:  # another framework drives this coroutine
+        return
+    await asyncio.sleep(0)
+
+
+class RequestPlanner:
+    """Plans single requests: `draft`, and `arrange` once the store has answered.
+
+    The store works between the two, without the lock.
+    """
+
+    def __init__(self, state: PlannerState) -> None:
+        self._state = state
+
+    def draft(
+        self,
+        blocks: Iterable[ContextBlock | str],
+        conversation: str | None = None,
+        placement: Placement = "head",
+        tenant: str | None = None,
+        model: str | None = None,
+        preamble: str | None = None,
+        history: Iterable[Message] | None = None,
+        order_locked: bool = False,
+        annotate: Annotate | None = None,
+    ) -> PlanDraft:
+        """Check a request and label its blocks."""
+        listed = as_blocks(blocks)
+        distinct, positions = evidence_blocks(listed)
+        joined = joined_blocks(listed, positions)
+        if conversation is not None:
+            check_names(conversation=conversation)
+        if conversation == "":
+            raise ValueError("conversation must be None or have at least one character, got ''")
+        if placement not in _PLACEMENTS:
+            raise ValueError(f"placement must be 'head' or 'tail', got {placement!r}")
+        state = self._state
+        annotation, is_chosen_here = state.writer.choose(annotate, model, placement)
+        scope = make_scope(tenant, model, preamble)
+        visible = None if history is None else VisibleHistory(history)
+        blank = len(listed) - sum(map(len, positions)) if len(distinct) < len(listed) else 0
+        if state.metrics.recorder is not None:
+            recorded = distinct_blocks(listed)[0] if blank else distinct
+            state.metrics.record_request(recorded, conversation, tenant, model, preamble)
+        is_tail = placement == "tail"
+        is_unshown = is_tail and visible is None
+        imitable = shown_labels(distinct) if is_unshown else ()
+        with state.lock:
+            plan_id = state.open_plans.new_id()
+            scope_state = state.use(scope)
+            labels: Sequence[str] = ("",) * len(distinct)
+            if annotation in ("labels", "both"):
+                labels = lasting_labels(distinct) if is_unshown else scope_state.labels.labels(distinct)
+            omits_labels = is_tail and is_chosen_here and not scope_state.label_savings.pay()
+            if blank:
+                state.metrics.counts["blank_blocks"] += blank
+        return PlanDraft(
+            plan_id,
+            scope_state,
+            placement,
+            conversation,
+            Conversation(tenant, conversation) if is_tail and conversation is not None else None,
+            distinct,
+            positions,
+            joined,
+            labels,
+            visible,
+            order_locked,
+            annotation,
+            omits_labels,
+            imitable,
+        )
+
+    def queued(self, blocks: Iterable[ContextBlock | str], **scope: Unpack[ScopeOptions]) -> QueuedRequest:
+        """Announce a request; see `ContextPlanner.queued`."""
+        distinct, _ = evidence_blocks(as_blocks(blocks))
+        return self._announce(make_scope(**scope), distinct)
+
+    def announced(self, draft: PlanDraft) -> AbstractContextManager[object]:
+        """Announce a draft while other requests are drafted, if its context will open its prompt."""
+        if draft.placement == "tail" and (draft.visible is None or not draft.visible.is_empty):
+            return nullcontext()
+        return self._announce(draft.scope.scope, draft.blocks)
+
+    def _announce(self, scope: Scope, blocks: Sequence[ContextBlock]) -> QueuedRequest:
+        with self._state.lock:
+            state = self._state.use(scope)
+            return QueuedRequest(self._state, state, state.queue.announce([block.fingerprint for block in blocks]))
+
+    def arrange(self, draft: PlanDraft, record: PreparedTurn | None, began: float) -> ContextPlan:
+        """Put the blocks of a draft in planned order, and open the plan.
+
+        Args:
+            draft: The draft.
+            record: The store's answer; None if it was not called or did not answer.
+            began: `time.perf_counter()` when the request came.
+        """
+        state, scope, distinct, joined = self._state, draft.scope, draft.blocks, draft.joined
+        writer, metrics = state.writer, state.metrics
+        is_head = draft.placement == "head"
+        if is_head:
+            resolution = DraftResolution(True, None, [(label, None) for label in draft.labels])
+        else:
+            resolution = resolve(draft, record, writer.templates)
+        opens_prompt = resolution.opens_prompt
+        keys = [block.fingerprint for block in distinct]
+        with state.lock:
+            in_flight, waiting = scope.queue.take(keys)
+            evidence = scope.feedback.evidence
+            # Reordering is off for a scope whose engine evidently caches nothing.
+            is_left_alone = opens_prompt and evidence.is_off and evidence.keeps_order()
+            reorders = opens_prompt and not is_left_alone
+            if is_head:
+                annotation, resolved = draft.annotation, resolution.blocks
+                names = frozenset(draft.labels if annotation in ("labels", "both") else ())
+            else:
+                annotation, resolved, names = wording(draft, resolution, writer.templates)
+            note = OrderNote(writer, annotation, [label for label, _ in resolved], distinct, joined)
+            order: Sequence[int] = range(len(distinct))
+            if not draft.order_locked:
+                view = PrefixView(scope.tree, in_flight=in_flight, waiting=waiting, note_tokens=note.price)
+                order = self._order(scope, distinct, view, note, joined, reorders)
+            text, note_tokens = note.written(order)
+            planned = tuple(
+                [
+                    PlannedBlock(distinct[i], draft.positions[i], *resolved[i], writer.templates, names, i in joined)
+                    for i in order
+                ]
+            )
+            if not annotation == draft.annotation == "note":
+                note_tokens = writer.tokens(annotation, planned, text)
+            keys = [keys[i] for i in order]
+            resident_tokens, distances = scope.predict(keys, reorders, opens_prompt)
+            plan = ContextPlan(
+                id=draft.plan_id,
+                scope=scope.scope,
+                conversation=draft.conversation,
+                placement=draft.placement,
+                turn=resolution.turn,
+                blocks=planned,
+                resident_tokens=resident_tokens,
+                cache_salt=scope.cache_salt,
+                tracked=resolution.tracked,
+                opens_prompt=opens_prompt,
+                annotation=annotation,
+                note_tokens=note_tokens or 0,
+                order_annotation=text,
+            )
+            if reorders:
+                scope.queue.start(plan.id, keys)
+            state.open_plans.add(plan, distances)
+            metrics.counts["disabled_plans"] += is_left_alone
+            if record is not None:
+                metrics.counts["contested_blocks"] += len(record.contested)
+            metrics.count_plan(plan, order)
+        metrics.notify_planned(plan, began)
+        return plan
+
+    def _order(
+        self,
+        scope: ScopeState,
+        blocks: Sequence[ContextBlock],
+        view: PrefixView,
+        note: OrderNote,
+        joined: Collection[int],
+        reorders: bool,
+    ) -> Sequence[int]:
+        """Return the planned order of distinct blocks as indices of the relevance order.
+
+        An order that needs a note is used only if one can be written.
+
+        Args:
+            scope: Has the policy.
+            blocks: The blocks; pinned ones, with their runs, go to their end of the context.
+            view: The content of the cache, for all blocks.
+            note: The note on an order of all blocks.
+            joined: The blocks that stay directly behind the one before them.
+            reorders: True if the policy may order the blocks without a pin.
+        """
+        as_given: Sequence[int] = range(len(blocks))
+        planned: Sequence[int] = as_given
+        if not [block for block in blocks if block.pinned]:
+            if reorders:
+                planned = policy_order(self._state, scope, blocks, view, joined)
+        else:
+            kept_at = pins(blocks, joined)
+            starts = [i for i, pin in enumerate(kept_at) if pin == "start"]
+            ends = [i for i, pin in enumerate(kept_at) if pin == "end"]
+            middle = [i for i, pin in enumerate(kept_at) if pin is None]
+            planned = as_given = [*starts, *middle, *ends]
+            if reorders:
+                view = replace(
+                    view,
+                    after=[blocks[i].fingerprint for i in starts],
+                    note_tokens=lambda order: note.price([*starts, *[middle[i] for i in order], *ends]),
+                )
+                joined = {place for place, i in enumerate(middle) if i in joined}
+                ordered = policy_order(self._state, scope, [blocks[i] for i in middle], view, joined)
+                planned = [*starts, *[middle[i] for i in ordered], *ends]
+        return as_given if reorders and note.written(planned)[1] is None else planned
+
+
+def policy_order(
+    state: PlannerState,
+    scope: ScopeState,
+    blocks: Sequence[ContextBlock],
+    view: PrefixView,
+    joined: Collection[int] = (),
+) -> Sequence[int]:
+    """Return the policy's order of distinct blocks; relevance order, counted, if it fails.
+
+    The policy orders runs: a block that is `joined` to the one before it moves with it. The caller holds the lock.
+    """
+    units: Sequence[BlockView] = blocks
+    runs = Runs(blocks, joined) if joined else None
+    if runs is not None:
+        units, view = runs.units, runs.view(view)
+    try:
+        order = list(map(operator.index, scope.policy.order(units, view)))
+        if sorted(order) != list(range(len(units))):
+            raise ValueError(f"ordering policy must return a permutation of range({len(units)}), got {order}")
+    except Exception:
+        state.metrics.degrade("policy")
+        return range(len(blocks))
+    return order if runs is None else runs.blocks_in(order)

@@ -67,7 +67,7 @@ class FoundCheckpoints(NamedTuple):
 
 
 class ResidencyTarget(Protocol):
-    """Receives changes of residency. A `ContextPlanner` is one."""
+    """Receives changes of residency. `ContextPlanner.residency` is one."""
 
     def residency_changed(
         self,

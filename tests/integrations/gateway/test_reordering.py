@@ -256,7 +256,7 @@ def test_unknown_formats_are_refused(name: str) -> None:
 def open_plans(gateway: GatewayServer) -> int:
     reorderer = gateway.gateway._office._reorderer
     assert reorderer is not None
-    return len(reorderer.planner._open_plans)
+    return len(reorderer.planner._state.open_plans)
 
 
 def test_a_request_that_is_not_sent_leaves_no_plan(upstream: ScriptedUpstream, gateway_of: Make) -> None:

@@ -148,7 +148,7 @@ def test_predictions_are_bounded_and_shared_fairly() -> None:
     own = [planner.plan([f"own {i}"], tenant="small") for i in range(5)]
     for i in range(500):
         planner.commit(planner.plan([f"flood {i}"], tenant="large"))
-    assert len(planner._open_plans._predictions) == 20
+    assert len(planner._state.open_plans._predictions) == 20
     for plan in own:
         planner.report(plan, EngineReport(cached_tokens=0))
         planner.report(plan, EngineReport(cached_tokens=0))

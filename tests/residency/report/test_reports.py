@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner, EngineReport, Scope
-from warmprefix.residency import FeedStats, NoFeed, ServedPrompt
+from warmprefix.residency import FeedStats, NoFeed, ResidencyTarget, ServedPrompt
 
 Engine = Any
 Serve = Callable[[ContextPlanner, Engine, Sequence[ContextBlock]], tuple[ContextPlan, EngineReport]]
@@ -227,6 +227,10 @@ class Feed(NoFeed):
         self.remembered: list[ServedPrompt] = []
         self.is_connected = connected
         self.closed = False
+        self.target: ResidencyTarget
+
+    def follow(self, target: ResidencyTarget) -> None:
+        self.target = target
 
     def remember(self, served: ServedPrompt) -> None:
         self.remembered.append(served)
@@ -257,11 +261,11 @@ def test_a_feed_receives_the_prompts_and_decides_about_residency() -> None:
         assert served.cache_salt == plan.cache_salt
         assert served.keys == (a.fingerprint, b.fingerprint, c.fingerprint)
         assert "\n\n".join(served.paragraphs) == plan.render()
-        planner.residency_changed(plan.scope, served.keys, 1)
+        feed.target.residency_changed(plan.scope, served.keys, 1)
         assert planner.plan([a, b, c], tenant="acme").resident_tokens == 50
-        planner.residency_changed(plan.scope, served.keys, 3)
+        feed.target.residency_changed(plan.scope, served.keys, 3)
         assert planner.plan([a, b, c], tenant="acme").resident_tokens == 150
-        planner.residency_changed(Scope("unseen", None, None), served.keys, 0)
+        feed.target.residency_changed(Scope("unseen", None, None), served.keys, 0)
         assert planner.stats().scopes == 1
     assert feed.closed
 
@@ -348,7 +352,7 @@ def test_invalid_block_ends_are_ignored(shares: list[float]) -> None:
         committed(planner, BLOCKS, EngineReport(100, 1_000, block_ends=shares))
     assert planner.plan(BLOCKS).resident_tokens <= 250
     assert planner.stats().reports == 3
-    [state] = planner._scopes
+    [state] = planner._state
     state.tree.check_integrity()
 
 

@@ -79,7 +79,9 @@ def read(router: AgentRouter, given: list[ContextBlock], **options: Any) -> Assi
 def follow(router: AgentRouter, tenant: str | None = None) -> None:
     """Let the router use a tenant, and wait until it has learned the earlier assignments."""
     router.assign([], tenant=tenant)
-    wait_until(lambda: router._sharing.has_caught_up(routing_scope(tenant)), "it has caught up")
+    sharing = router._sharing
+    assert isinstance(sharing, RedisOrderSharing)
+    wait_until(lambda: sharing.has_caught_up(routing_scope(tenant)), "it has caught up")
 
 
 def learned(router: AgentRouter, count: int) -> None:

@@ -16,3 +16,237 @@ from typer.testing import CliRunner
 
 from warmprefix.annotate import Annotation, Templates
 from warmprefix.tokens import order_note
+from warmprefix_baselines import BATCH_PLANNERS
+from warmprefix_tools.cli import app
+from warmprefix_tools.plan_batch import run_plan_batch
+from warmprefix_tools.traces.trace import stand_in
+
+Line = dict[str, Any]
+Recount = Callable[[list[Line], list[Line], int | None], int]
+Write = Callable[[Path, list[Line]], Path]
+
+CONTRACT = [
+    "planner", "trace", "requests", "saved_tokens", "total_tokens", "hit_ratio", "today_saved_tokens", "note_tokens",
+    "net_saved_tokens", "prefill_change", "upper_bound", "seconds", "device",
+]  # fmt: skip
+
+
+class PlanBatchRun:
+    """One run of the command in this process, with its output."""
+
+    def __init__(self, trace: Path, *options: object) -> None:
+        numbers, orders = trace.with_suffix(".numbers"), trace.with_suffix(".orders")
+        arguments = ["plan-batch", trace, "--json", numbers, "--orders-out", orders, *options]
+        result = CliRunner().invoke(app, list(map(str, arguments)), catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        self.printed = result.stdout
+        self.numbers: dict[str, Any] = json.loads(numbers.read_text())
+        self.orders: list[Line] = [json.loads(line) for line in orders.read_text().splitlines()]
+
+
+def requests_of(lines: list[Line]) -> list[Line]:
+    return [line for line in lines if "request" in line]
+
+
+@pytest.mark.sample(12)
+@pytest.mark.parametrize("planner", BATCH_PLANNERS)
+@pytest.mark.parametrize("capacity", [None, 20_000, 900, 1])
+@pytest.mark.parametrize("scopes", [(None,), (None, "acme", "")])
+def test_saved_tokens_can_be_counted_again(
+    tmp_path: Path,
+    topic_lines: Callable[..., list[Line]],
+    write: Write,
+    recount: Recount,
+    planner: str,
+    capacity: int | None,
+    scopes: tuple[str | None, ...],
+) -> None:
+    lines = topic_lines(scopes=scopes)
+    trace = write(tmp_path / "topics.jsonl", lines)
+    size = "unbounded" if capacity is None else capacity
+    planned = PlanBatchRun(trace, "--planner", planner, "--capacity-tokens", size)
+    numbers = planned.numbers
+    assert list(numbers) == CONTRACT
+    assert (numbers["planner"], numbers["trace"], numbers["requests"]) == (planner, "topics", 200)
+    assert numbers["saved_tokens"] == recount(lines, planned.orders, capacity)
+    assert numbers["hit_ratio"] == numbers["saved_tokens"] / numbers["total_tokens"]
+    assert numbers["saved_tokens"] <= numbers["upper_bound"] < numbers["total_tokens"]
+    assert numbers["seconds"] > 0
+    assert numbers["device"] == "cpu"
+
+    asked = {line["request"]: line["blocks"] for line in requests_of(lines)}
+    tokens = {line["block"]: line["tokens"] for line in lines if "block" in line}
+    assert all(list(line) == ["request", "order"] for line in planned.orders)
+    assert Counter(line["request"] for line in planned.orders) == Counter(asked.keys())
+    for line in planned.orders:
+        assert sorted(line["order"]) == sorted(asked[line["request"]])
+        if planner == "relevance":
+            assert line["order"] == asked[line["request"]]
+    assert numbers["total_tokens"] == sum(tokens[block] for blocks in asked.values() for block in blocks)
+
+    as_they_came = [{"request": line["request"], "order": line["blocks"]} for line in requests_of(lines)]
+    assert numbers["today_saved_tokens"] == recount(lines, as_they_came, capacity)
+    before = numbers["today_saved_tokens"] / numbers["total_tokens"]
+    net = numbers["saved_tokens"] - numbers["today_saved_tokens"] - numbers["note_tokens"]
+    assert numbers["net_saved_tokens"] == net
+    assert numbers["prefill_change"] == pytest.approx(-net / (numbers["total_tokens"] - numbers["today_saved_tokens"]))
+    assert f"{net:+,} tokens, " in planned.printed
+    assert (": a loss" in planned.printed) == (net < 0)
+    assert f"{before:.1%} as they came -> {numbers['hit_ratio']:.1%} planned" in planned.printed
+    if capacity is None and planner == "relevance":
+        assert numbers["hit_ratio"] == before
+    elif capacity is None:
+        assert numbers["hit_ratio"] > before + 0.1
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> list[Line]:
+    """Few blocks under ids that look alike, requests that may be empty or equal, and scopes."""
+    ids: list[str | int] = draw(st.lists(st.sampled_from([*range(6), *map(str, range(6)), "é\n", ""]), unique=True))
+    lines: list[Line] = [{"name": "any"}]
+    lines += [{"block": id, "tokens": draw(st.integers(0, 40))} for id in ids]
+    some = st.permutations(ids).flatmap(lambda ids: st.integers(0, len(ids)).map(lambda n: ids[:n]))
+    for number in range(draw(st.integers(1, 12))):
+        id = number // 2 if number % 2 else str(number // 2)  # the same digits twice, once as a string
+        lines.append({"request": id, "blocks": draw(some), "scope": draw(st.sampled_from([None, "a"]))})
+    return lines
+
+
+@given(
+    lines=traces(),
+    planner=st.sampled_from(BATCH_PLANNERS),
+    capacity=st.none() | st.integers(1, 120),
+    k=st.integers(1, 9),
+)
+def test_any_trace(
+    tmp_path_factory: pytest.TempPathFactory,
+    write: Write,
+    recount: Recount,
+    lines: list[Line],
+    planner: str,
+    capacity: int | None,
+    k: int,
+) -> None:
+    trace = write(tmp_path_factory.mktemp("any") / "any.jsonl", lines)
+    size = "unbounded" if capacity is None else capacity
+    planned = PlanBatchRun(trace, "--planner", planner, "--capacity-tokens", size, "-k", k)
+    assert planned.numbers["saved_tokens"] == recount(lines, planned.orders, capacity)
+    asked = [(line["request"], frozenset(line["blocks"][:k])) for line in requests_of(lines)]
+    got = [(line["request"], frozenset(line["order"])) for line in planned.orders]
+    assert len(got) == len(asked)
+    assert set(got) == set(asked)
+
+
+def test_k_and_limit(trace: Path) -> None:
+    for options, length, requests in (([], 8, 200), (["-k", 5, "--limit", 40], 5, 40), (["-k", 99], 8, 200)):
+        planned = PlanBatchRun(trace, *options)
+        assert planned.numbers["requests"] == requests
+        assert {len(line["order"]) for line in planned.orders} == {length}
+        assert {line["request"] for line in planned.orders} == {f"r{number}" for number in range(requests)}
+
+
+def test_long_requests_are_cut_at_15_blocks(tmp_path: Path, write: Write) -> None:
+    lines: list[Line] = [{}, *({"block": i, "tokens": 10} for i in range(20)), {"request": 0, "blocks": [*range(20)]}]
+    planned = PlanBatchRun(write(tmp_path / "long.jsonl", lines))
+    assert planned.orders == [{"request": 0, "order": [*range(15)]}]
+    assert planned.numbers["trace"] == "long"
+
+
+@pytest.mark.parametrize("planner", BATCH_PLANNERS)
+def test_single_request_shares_nothing(tmp_path: Path, write: Write, planner: str) -> None:
+    lines: list[Line] = [{"name": "one"}, {"block": "b", "tokens": 7}, {"request": "q", "blocks": ["b"]}]
+    planned = PlanBatchRun(write(tmp_path / "one.jsonl", lines), "--planner", planner)
+    assert planned.orders == [{"request": "q", "order": ["b"]}]
+    numbers = {key: value for key, value in planned.numbers.items() if key != "seconds"}
+    assert list(numbers.values()) == [planner, "one", 1, 0, 7, 0.0, 0, 0, 0, 0.0, 0, "cpu"]
+
+
+def test_requests_without_blocks(tmp_path: Path, write: Write) -> None:
+    lines: list[Line] = [{}, *({"request": number, "blocks": []} for number in range(3))]
+    planned = PlanBatchRun(write(tmp_path / "empty.jsonl", lines))
+    assert planned.orders == [{"request": number, "order": []} for number in range(3)]
+    assert (planned.numbers["total_tokens"], planned.numbers["hit_ratio"]) == (0, 0.0)
+    assert "0.0% as they came -> 0.0% planned" in planned.printed
+
+
+def test_equal_requests_of_different_scopes_share_nothing(tmp_path: Path, write: Write) -> None:
+    lines: list[Line] = [{}, {"block": 1, "tokens": 100}]
+    lines += [{"request": number, "blocks": [1], "scope": f"tenant {number % 5}"} for number in range(10)]
+    planned = PlanBatchRun(write(tmp_path / "scopes.jsonl", lines))
+    assert planned.numbers["saved_tokens"] == 5 * 100
+    assert [line["request"] for line in planned.orders] == [0, 5, 1, 6, 2, 7, 3, 8, 4, 9]
+
+
+@pytest.mark.parametrize("annotate", ["auto", "note", "labels", "both", "none"])
+def test_notes_are_those_of_the_prompts(trace: Path, annotate: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The written tokens are those by which prompts differ from their texts; a found block's label is found too."""
+    monkeypatch.setattr(run_plan_batch, "load_tokenizer", lambda name: words)
+    planned = PlanBatchRun(trace, "--planner", "merge", "--annotate", annotate, "--tokenizer", "words.json")
+    lines = [json.loads(line) for line in trace.read_text().splitlines()]
+    ranks = {line["request"]: {block: rank for rank, block in enumerate(line["blocks"])} for line in requests_of(lines)}
+    seen: set[tuple[int, ...]] = set()
+    labels = found_labels = notes = 0
+    for line in planned.orders:
+        for end in range(1, len(line["order"]) + 1):
+            labels += annotate in ("labels", "both")
+            found_labels += annotate in ("labels", "both") and tuple(line["order"][:end]) in seen
+            seen.add(tuple(line["order"][:end]))
+        shown: Annotation = "note" if annotate == "auto" else cast(Annotation, annotate)
+        order = [ranks[line["request"]][block] for block in line["order"]]
+        note = order_note(
+            Templates(), shown, order, [f"b{i}" for i in order], list(map(stand_in, map(str, line["order"])))
+        )
+        notes += 0 if note is None else words(note)
+    assert planned.numbers["note_tokens"] == labels + notes
+    gross = planned.numbers["saved_tokens"] - planned.numbers["today_saved_tokens"]
+    assert planned.numbers["net_saved_tokens"] == gross - (labels - found_labels) - notes
+    assert (labels + notes > 0) == (annotate != "none")
+
+
+def words(text: str) -> int:
+    return len(text.split())
+
+
+def test_net_loss_is_called_a_loss(tmp_path: Path, write: Write) -> None:
+    """Blocks of two tokens are shorter than the note that another order needs."""
+    lines: list[Line] = [{}, *({"block": i, "tokens": 2} for i in range(30))]
+    lines += [{"request": i, "blocks": [i + 1, 0, i + 10]} for i in range(10)]
+    trace = write(tmp_path / "short.jsonl", lines)
+    loss = PlanBatchRun(trace, "--planner", "merge")
+    assert loss.numbers["saved_tokens"] > 0 > loss.numbers["net_saved_tokens"]
+    assert loss.numbers["prefill_change"] > 0
+    assert ": a loss, try --annotate none or --planner relevance" in " ".join(loss.printed.split())
+    free = PlanBatchRun(trace, "--planner", "merge", "--annotate", "none")
+    assert free.numbers["net_saved_tokens"] == free.numbers["saved_tokens"] == loss.numbers["saved_tokens"]
+    assert "loss" not in free.printed
+
+
+def test_upper_bound_is_printed_with_its_kind(trace: Path) -> None:
+    printed = PlanBatchRun(trace).printed
+    assert re.search(r"upper bound +[\d,]+ \(\d\d\.\d%\), exact maximum spanning forest", printed)
+
+
+def test_time_budget_of_zero_is_a_budget(trace: Path) -> None:
+    planned, unbounded = PlanBatchRun(trace, "--time-budget", 0).numbers, PlanBatchRun(trace).numbers
+    assert 0 < planned["saved_tokens"] <= unbounded["saved_tokens"]
+
+
+@pytest.mark.parametrize("replicas", [2, 5, 300])
+def test_replicas_get_all_requests_in_execution_order(
+    tmp_path: Path, topic_lines: Callable[..., list[Line]], write: Write, recount: Recount, replicas: int
+) -> None:
+    lines = topic_lines()
+    trace = write(tmp_path / "topics.jsonl", lines)
+    whole = PlanBatchRun(trace)
+    cut = PlanBatchRun(trace, "--replicas", replicas)
+    assert [{"request": line["request"], "order": line["order"]} for line in cut.orders] == whole.orders
+    assert list(cut.numbers) == [*CONTRACT, "replicas"]
+    tokens = {line["block"]: line["tokens"] for line in lines if "block" in line}
+    computed: list[int] = []
+    for number, replica in enumerate(cut.numbers["replicas"]):
+        own = [line for line in cut.orders if line["replica"] == number]
+        computed.append(sum(tokens[block] for line in own for block in line["order"]) - recount(lines, own, None))
+        assert replica == {"requests": len(own), "computed_tokens": computed[-1]}
+    assert len(computed) == replicas
+    assert f"On {replicas} replicas:" in cut.printed
+    assert f"-> {sum(computed):,} on all together" in cut.printed
