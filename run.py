@@ -209,6 +209,10 @@ def all_checks(name: str, options: list[str]) -> Iterator[Check]:
         yield from static_checks(tools)
         yield "pyright", [tools, "-m", "basedpyright", "--level", "error", "--pythonpath", tools]
         yield site_check(tools)
+        if not options:
+            alone = ["-p", "tests.without_siblings", "--doctest-modules", "core/warmprefix", *core_tests(tools)]
+            yield "pytest, the core without its siblings", [*pytest, *alone]
+            pytest += [f"--ignore={name}" for name in alone[3:]]
         yield "pytest", [*pytest, *options]
         return
     if name == "langchain-outside":
@@ -239,6 +243,13 @@ def all_checks(name: str, options: list[str]) -> Iterator[Check]:
         pyright: list[str | Path] = [tools, "-m", "basedpyright", "--level", "error"]
         yield f"pyright, {name}", [*pyright, "--pythonpath", environment(name), *typed]
     yield f"pytest, {name}", [*pytest, *folders, *options]
+
+
+def core_tests(python: Path) -> list[str]:
+    """Return the test files that need the core alone."""
+    command = [str(python), "tests/without_siblings.py"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.split()
 
 
 def environment(name: str) -> Path:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.without_siblings import own_names
 
 from warmprefix import ContextBlock, ContextPlanner
 from warmprefix.annotate import Annotate
@@ -31,7 +32,8 @@ blocks = st.builds(
 contexts = st.lists(blocks, max_size=6)
 one_tenants = st.lists(st.tuples(contexts, st.just(None), st.sampled_from([False] * 5 + [True])), max_size=10)
 many_tenants = st.lists(st.tuples(contexts, st.sampled_from([None, "t", "u"]), st.booleans()), max_size=10)
-planner_names = st.sampled_from(["auto", "merge", "frequency", "relevance", "context-index"])
+PLANNERS = own_names(["auto", "merge", "relevance"], ["frequency", "context-index"])
+planner_names = st.sampled_from(PLANNERS)
 capacities = st.none() | st.integers(1, 40)
 
 Listed = Sequence[tuple[Sequence[ContextBlock], str | None, bool]]
@@ -382,7 +384,7 @@ def test_time_budget_is_accepted(time_budget: float) -> None:
 # -- bad and extreme input -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("planner", ["auto", "merge", "context-index", "frequency", "relevance"])
+@pytest.mark.parametrize("planner", PLANNERS)
 @pytest.mark.parametrize(
     "requests",
     [
@@ -403,7 +405,7 @@ def test_tiny_batches(planner: str, requests: Any) -> None:
 
 
 @pytest.mark.sample(4)
-@pytest.mark.parametrize("planner", ["auto", "context-index", "frequency", "relevance"])
+@pytest.mark.parametrize("planner", [name for name in PLANNERS if name != "merge"])
 @pytest.mark.parametrize(
     ("listed", "saved_tokens"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from tests.without_siblings import own_names
 
 from warmprefix import BatchRequest, ContextBlock, ContextPlan, ContextPlanner, Templates
 from warmprefix.blocks import Pin
@@ -148,7 +149,7 @@ def test_every_policy_profits_from_a_run_that_comes_again(policy: str) -> None:
         assert (names(plan), plan.resident_tokens) == ("abcz", 300)
 
 
-@pytest.mark.parametrize("planner", ["auto", "merge", "frequency", "relevance", "context-index"])
+@pytest.mark.parametrize("planner", own_names(["auto", "merge", "relevance"], ["frequency", "context-index"]))
 def test_requests_of_a_batch_share_their_runs(planner: str) -> None:
     requests = [BatchRequest(name, parts(f"{name}abc")) for name in "xyz"]
     batch = ContextPlanner().plan_batch(requests, planner=planner)

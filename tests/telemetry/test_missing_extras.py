@@ -26,7 +26,7 @@ planner = ContextPlanner()
 planner.commit(planner.plan(["a", "b"]))
 assert planner.stats().commits == planner.stats().plan_latency.total == 1
 try:
-    import warmprefix.telemetry.{module}
+    import warmprefix_telemetry.{module}
 except MissingExtraError as error:
     print(error)
 """

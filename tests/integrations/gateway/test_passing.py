@@ -40,7 +40,7 @@ NO_RULES = Rules("exact", frozenset(), PROFILES["full-attention"], None)
         b"",
         b"null",
         b"[" * 50_000,
-        gzip.compress(BODY),
+        pytest.param(gzip.compress(BODY), id="gzip"),
         b'{"messages": [{"role": "user", "content": "' + b"x" * 1_000_000 + b'"}]}',
     ],
 )
