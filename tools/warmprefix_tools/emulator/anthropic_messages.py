@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 
 from warmprefix.errors import MissingExtraError
 from warmprefix_tools.caches import CacheUse, MarkedPrompt, is_hosted
 from warmprefix_tools.emulator.answers import ComposedAnswer, Json, ToolCall
 from warmprefix_tools.emulator.anthropic_bodies import CountTokensRequest, MessagesRequest
-from warmprefix_tools.emulator.engine import EmulatorEngine
+from warmprefix_tools.emulator.engine import EmulatorEngine, Generation
 from warmprefix_tools.emulator.scripts import turns_of
-from warmprefix_tools.emulator.serving import (
-    EventStream,
-    named_event,
-    parsed,
-    planned_answer,
-    require_model,
-    unless_disconnected,
-)
+from warmprefix_tools.emulator.serving import named_event, parsed, planned_answer, respond
 
 try:
     from starlette.requests import Request
@@ -27,7 +20,7 @@ try:
 except ImportError as exc:
     raise MissingExtraError("cli", "starlette") from exc
 
-__all__ = ["MessagesApi", "error_body"]
+__all__ = ["count_tokens", "create_message", "error_body"]
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _ERRORS = {404: "not_found_error", 503: "overloaded_error"}
@@ -43,75 +36,68 @@ def _tool_use(call: ToolCall, arguments: Json) -> Json:
     return {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
 
 
-class MessagesApi:
-    """The routes, one method per route."""
+async def create_message(engine: EmulatorEngine, request: Request) -> Response:
+    """Answer `POST /v1/messages`."""
+    body = await parsed(request, MessagesRequest, engine.config)
+    prompt = _prompt(engine, request, body)
+    turns = turns_of([{"role": turn.role} for turn in body.messages]) if body.tools else None
+    answer = planned_answer(engine, prompt, body.max_tokens, turns)
+    return await respond(request, engine, prompt, answer, _MessageFormat(engine), body.stream)
+
+
+async def count_tokens(engine: EmulatorEngine, request: Request) -> Response:
+    """Answer `POST /v1/messages/count_tokens`."""
+    body = await parsed(request, CountTokensRequest, engine.config)
+    return JSONResponse({"input_tokens": len(_prompt(engine, request, body).tokens)})
+
+
+def _prompt(engine: EmulatorEngine, request: Request, body: CountTokensRequest) -> MarkedPrompt:
+    key = request.headers.get("x-api-key") or request.headers.get("authorization")
+    return body.prompt_for(engine.profile, key if is_hosted(engine.profile) else body.cache_salt)
+
+
+class _MessageFormat:
+    """The shapes of one message."""
 
     def __init__(self, engine: EmulatorEngine) -> None:
-        self._engine = engine
         self._lifetimes = () if engine.profile.marks is None else engine.profile.marks.lifetimes
-
-    async def create(self, request: Request) -> Response:
-        body = await parsed(request, MessagesRequest)
-        require_model(self._engine.config, body.model)
-        prompt = self._prompt(request, body)
-        turns = turns_of([{"role": turn.role} for turn in body.messages]) if body.tools else None
-        answer = planned_answer(self._engine, prompt, body.max_tokens, turns)
-        frame: Json = {
+        self._frame: Json = {
             "id": f"msg_{uuid.uuid4().hex}",
             "type": "message",
             "role": "assistant",
-            "model": self._engine.config.model,
+            "model": engine.config.model,
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
         }
-        if body.stream:
-            return EventStream(self._events(prompt, answer, frame))
-        return JSONResponse(await unless_disconnected(request.receive, self._message(prompt, answer, frame)))
 
-    async def count_tokens(self, request: Request) -> Response:
-        body = await parsed(request, CountTokensRequest)
-        require_model(self._engine.config, body.model)
-        return JSONResponse({"input_tokens": len(self._prompt(request, body).tokens)})
-
-    def _prompt(self, request: Request, body: CountTokensRequest) -> MarkedPrompt:
-        profile = self._engine.profile
-        key = request.headers.get("x-api-key") or request.headers.get("authorization")
-        return body.prompt_for(profile, key if is_hosted(profile) else body.cache_salt)
-
-    async def _message(self, prompt: MarkedPrompt, answer: ComposedAnswer, frame: Json) -> Json:
-        async with self._engine.generate(prompt, answer) as generation:
-            async for _ in generation:
-                pass
+    def whole(self, answer: ComposedAnswer, generation: Generation) -> Json:
         texts = [{"type": "text", "text": answer.text}] if answer.text or not answer.calls else []
         return {
-            **frame,
+            **self._frame,
             "content": [*texts, *[_tool_use(call, json.loads(call.arguments)) for call in answer.calls]],
             "stop_reason": _STOP_REASONS[answer.finish_reason],
             "usage": self._usage(generation.use, generation.generated_tokens),
         }
 
-    async def _events(self, prompt: MarkedPrompt, answer: ComposedAnswer, frame: Json) -> AsyncGenerator[bytes, None]:
-        async with self._engine.generate(prompt, answer) as generation:
-            message = {**frame, "usage": self._usage(generation.use, 1)}
-            yield named_event({"type": "message_start", "message": message})
-            block = {"type": "text", "text": ""}
-            yield named_event({"type": "content_block_start", "index": 0, "content_block": block})
-            yield named_event({"type": "ping"})
-            async for piece in generation:
-                if piece:
-                    delta = {"type": "text_delta", "text": piece}
-                    yield named_event({"type": "content_block_delta", "index": 0, "delta": delta})
-        yield named_event({"type": "content_block_stop", "index": 0})
+    async def events(self, answer: ComposedAnswer, generation: Generation) -> AsyncGenerator[bytes, None]:
+        yield named_event("message_start", message={**self._frame, "usage": self._usage(generation.use, 1)})
+        yield named_event("content_block_start", index=0, content_block={"type": "text", "text": ""})
+        yield named_event("ping")
+        async for piece in generation:
+            if piece:
+                yield named_event("content_block_delta", index=0, delta={"type": "text_delta", "text": piece})
+
+    def end(self, answer: ComposedAnswer, generation: Generation) -> Iterator[bytes]:
+        yield named_event("content_block_stop", index=0)
         for number, call in enumerate(answer.calls, 1):
-            yield named_event({"type": "content_block_start", "index": number, "content_block": _tool_use(call, {})})
             part = {"type": "input_json_delta", "partial_json": call.arguments}
-            yield named_event({"type": "content_block_delta", "index": number, "delta": part})
-            yield named_event({"type": "content_block_stop", "index": number})
+            yield named_event("content_block_start", index=number, content_block=_tool_use(call, {}))
+            yield named_event("content_block_delta", index=number, delta=part)
+            yield named_event("content_block_stop", index=number)
         end = {"stop_reason": _STOP_REASONS[answer.finish_reason], "stop_sequence": None}
-        usage = self._usage(generation.use, generation.generated_tokens)
-        yield named_event({"type": "message_delta", "delta": end, "usage": usage})
-        yield named_event({"type": "message_stop"})
+        yield named_event("message_delta", delta=end, usage=self._usage(generation.use, generation.generated_tokens))
+        yield named_event("message_stop")
 
     def _usage(self, use: CacheUse, output_tokens: int) -> Json:
         written = dict(zip(self._lifetimes, use.written, strict=False))

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
+from functools import partial
 
 from warmprefix.errors import MissingExtraError
-from warmprefix_tools.caches import MarkedPrompt
 from warmprefix_tools.emulator import answers
 from warmprefix_tools.emulator.answers import AnswerPayloads, ComposedAnswer, Json
-from warmprefix_tools.emulator.anthropic_messages import MessagesApi, error_body
+from warmprefix_tools.emulator.anthropic_messages import count_tokens, create_message, error_body
 from warmprefix_tools.emulator.engine import EmulatorConfig, EmulatorEngine, Generation, Reader
-from warmprefix_tools.emulator.openai_responses import ResponsesApi
+from warmprefix_tools.emulator.openai_responses import create_response
 from warmprefix_tools.emulator.request_bodies import AdvanceClockRequest, ChatCompletionRequest, TokenizeRequest
 from warmprefix_tools.emulator.scripts import turns_of
 from warmprefix_tools.emulator.serving import (
-    EventStream,
     MarksResponses,
     RefusedError,
     data_event,
     parsed,
     planned_answer,
-    require_model,
-    unless_disconnected,
+    respond,
 )
 from warmprefix_tools.emulator.tokenizer import encode, render_chat
 from warmprefix_tools.emulator.vllm_metrics import EmulatorMetrics
@@ -50,19 +48,30 @@ def create_app(config: EmulatorConfig | None = None, reader: Reader | None = Non
     metrics = EmulatorMetrics(config)
     engine = EmulatorEngine(config, observer=metrics, reader=reader)
     metrics.watch(engine)
-    api, messages = _Api(engine, metrics), MessagesApi(engine)
+    created = int(time.time())
+
+    async def models(request: Request) -> Response:
+        return JSONResponse(answers.model_list(config.model, config.context_limit, created))
+
+    async def health(request: Request) -> Response:
+        return Response()
+
+    async def exposition(request: Request) -> Response:
+        return Response(metrics.exposition(), media_type="text/plain; version=0.0.4")
+
+    posts = {
+        "/v1/chat/completions": _create_chat,
+        "/v1/responses": create_response,
+        "/v1/messages": create_message,
+        "/v1/messages/count_tokens": count_tokens,
+        "/tokenize": _tokenize,
+        "/reset_prefix_cache": _reset_prefix_cache,
+        "/advance_clock": _advance_clock,
+    }
     app = Starlette(
         routes=[
-            Route("/v1/chat/completions", api.chat_completions, methods=["POST"]),
-            Route("/v1/responses", ResponsesApi(engine).create, methods=["POST"]),
-            Route("/v1/messages", messages.create, methods=["POST"]),
-            Route("/v1/messages/count_tokens", messages.count_tokens, methods=["POST"]),
-            Route("/v1/models", api.models),
-            Route("/tokenize", api.tokenize, methods=["POST"]),
-            Route("/reset_prefix_cache", api.reset_prefix_cache, methods=["POST"]),
-            Route("/advance_clock", api.advance_clock, methods=["POST"]),
-            Route("/health", api.health),
-            Route("/metrics", api.metrics),
+            *(Route(path, partial(answer, engine), methods=["POST"]) for path, answer in posts.items()),
+            *(Route("/v1/models", models), Route("/health", health), Route("/metrics", exposition)),
         ],
         middleware=[Middleware(MarksResponses)],
         exception_handlers={HTTPException: _error_response},
@@ -71,86 +80,69 @@ def create_app(config: EmulatorConfig | None = None, reader: Reader | None = Non
     return app
 
 
-class _Api:
-    """The routes, one method per route."""
+async def _create_chat(engine: EmulatorEngine, request: Request) -> Response:
+    body = await parsed(request, ChatCompletionRequest, engine.config)
+    prompt = body.prompt_for(engine.profile)
+    turns = turns_of([{"role": message.role} for message in body.messages]) if body.tools else None
+    text = None
+    if engine.reader is not None and turns is None:
+        text = engine.reader([message.for_template() for message in body.messages])
+    answer = planned_answer(engine, prompt, body.new_token_limit, turns, text)
+    shown: Json = {"prompt_token_ids": prompt.tokens} if body.return_token_ids else {}
+    form = _ChatFormat(engine, body.wants_usage_chunk, shown)
+    return await respond(request, engine, prompt, answer, form, body.stream)
 
-    def __init__(self, engine: EmulatorEngine, metrics: EmulatorMetrics) -> None:
-        self._engine = engine
-        self._metrics = metrics
-        self._config = engine.config
-        self._created = int(time.time())
 
-    async def chat_completions(self, request: Request) -> Response:
-        body = await parsed(request, ChatCompletionRequest)
-        require_model(self._config, body.model)
-        prompt = body.prompt_for(self._engine.profile)
-        turns = turns_of([{"role": message.role} for message in body.messages]) if body.tools else None
-        text = None
-        if self._engine.reader is not None and turns is None:
-            text = self._engine.reader([message.for_template() for message in body.messages])
-        answer = planned_answer(self._engine, prompt, body.new_token_limit, turns, text)
-        frame = AnswerPayloads(f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), self._config.model)
-        if body.stream:
-            return EventStream(self._events(body, prompt, answer, frame))
-        completion = await unless_disconnected(request.receive, self._completion(body, prompt, answer, frame))
-        return JSONResponse(completion)  # None is not delivered, because the client has left
+class _ChatFormat:
+    """The shapes of one chat completion; `shown` is added to the whole answer, or to its first chunk."""
 
-    async def models(self, request: Request) -> Response:
-        return JSONResponse(answers.model_list(self._config.model, self._config.context_limit, self._created))
+    def __init__(self, engine: EmulatorEngine, has_usage_chunk: bool, shown: Json) -> None:
+        self._payloads = AnswerPayloads(f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), engine.config.model)
+        self._reports_writes = engine.profile.marks is not None
+        self._has_usage_chunk = has_usage_chunk
+        self._shown = shown
 
-    async def tokenize(self, request: Request) -> Response:
-        body = await parsed(request, TokenizeRequest)
-        require_model(self._config, body.model)
-        if body.prompt is not None:
-            tokens = encode(body.prompt)
-        else:
-            tokens = render_chat(body.for_template(), add_generation_prompt=body.add_generation_prompt)
-        return JSONResponse({"count": len(tokens), "max_model_len": self._config.context_limit, "tokens": tokens})
+    def whole(self, answer: ComposedAnswer, generation: Generation) -> Json:
+        return {**self._payloads.completion(answer, self._usage(generation)), **self._shown}
 
-    async def reset_prefix_cache(self, request: Request) -> Response:
-        if not self._engine.cache.reset():
-            raise RefusedError(409, "Nothing was reset: requests are running.", kind="ConflictError")
-        return Response()
+    async def events(self, answer: ComposedAnswer, generation: Generation) -> AsyncGenerator[bytes, None]:
+        first = self._payloads.delta({"role": "assistant", "content": ""})
+        yield data_event({**first, **self._shown})
+        async for piece in generation:
+            finish_reason = answer.finish_reason if generation.complete else None
+            if piece or not answer.calls:
+                yield data_event(self._payloads.delta({"content": piece}, finish_reason))
 
-    async def advance_clock(self, request: Request) -> Response:
-        body = await parsed(request, AdvanceClockRequest)
-        self._engine.advance_clock(body.seconds)
-        return Response()
-
-    async def health(self, request: Request) -> Response:
-        return Response()
-
-    async def metrics(self, request: Request) -> Response:
-        return Response(self._metrics.exposition(), media_type="text/plain; version=0.0.4")
-
-    async def _completion(
-        self, body: ChatCompletionRequest, prompt: MarkedPrompt, answer: ComposedAnswer, frame: AnswerPayloads
-    ) -> Json:
-        async with self._engine.generate(prompt, answer) as generation:
-            async for _ in generation:
-                pass
-        completion = frame.completion(answer, self._usage(generation))
-        return {**completion, "prompt_token_ids": prompt.tokens} if body.return_token_ids else completion
-
-    async def _events(
-        self, body: ChatCompletionRequest, prompt: MarkedPrompt, answer: ComposedAnswer, frame: AnswerPayloads
-    ) -> AsyncGenerator[bytes, None]:
-        async with self._engine.generate(prompt, answer) as generation:
-            first = frame.delta({"role": "assistant", "content": ""})
-            yield data_event({**first, "prompt_token_ids": prompt.tokens} if body.return_token_ids else first)
-            async for piece in generation:
-                finish_reason = answer.finish_reason if generation.complete else None
-                if piece or not answer.calls:
-                    yield data_event(frame.delta({"content": piece}, finish_reason))
-            for delta in frame.call_deltas(answer.calls) if answer.calls else ():
-                yield data_event(delta)
-        if body.wants_usage_chunk:
-            yield data_event(frame.usage_chunk(self._usage(generation)))
+    def end(self, answer: ComposedAnswer, generation: Generation) -> Iterator[bytes]:
+        for delta in self._payloads.call_deltas(answer.calls) if answer.calls else ():
+            yield data_event(delta)
+        if self._has_usage_chunk:
+            yield data_event(self._payloads.usage_chunk(self._usage(generation)))
         yield b"data: [DONE]\n\n"
 
     def _usage(self, generation: Generation) -> Json:
-        reports_writes = self._engine.profile.marks is not None
-        return answers.usage(generation.use, generation.generated_tokens, reports_writes=reports_writes)
+        return answers.usage(generation.use, generation.generated_tokens, reports_writes=self._reports_writes)
+
+
+async def _tokenize(engine: EmulatorEngine, request: Request) -> Response:
+    body = await parsed(request, TokenizeRequest, engine.config)
+    if body.prompt is not None:
+        tokens = encode(body.prompt)
+    else:
+        tokens = render_chat(body.for_template(), add_generation_prompt=body.add_generation_prompt)
+    return JSONResponse({"count": len(tokens), "max_model_len": engine.config.context_limit, "tokens": tokens})
+
+
+async def _reset_prefix_cache(engine: EmulatorEngine, request: Request) -> Response:
+    if not engine.cache.reset():
+        raise RefusedError(409, "Nothing was reset: requests are running.", kind="ConflictError")
+    return Response()
+
+
+async def _advance_clock(engine: EmulatorEngine, request: Request) -> Response:
+    body = await parsed(request, AdvanceClockRequest, engine.config)
+    engine.advance_clock(body.seconds)
+    return Response()
 
 
 async def _error_response(request: Request, error: Exception) -> Response:

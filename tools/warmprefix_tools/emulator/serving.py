@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from warmprefix.errors import MissingExtraError
 from warmprefix_tools.caches import MarkedPrompt
 from warmprefix_tools.emulator import answers
 from warmprefix_tools.emulator.answers import ComposedAnswer, Json, compose_answer, scripted_answer
-from warmprefix_tools.emulator.engine import EmulatorConfig, EmulatorEngine
+from warmprefix_tools.emulator.engine import EmulatorConfig, EmulatorEngine, Generation
 
 try:
     from pydantic import BaseModel, ValidationError
@@ -22,21 +22,20 @@ try:
     from starlette.datastructures import MutableHeaders
     from starlette.exceptions import HTTPException
     from starlette.requests import ClientDisconnect, Request
-    from starlette.responses import JSONResponse, StreamingResponse
+    from starlette.responses import JSONResponse, Response, StreamingResponse
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 except ImportError as exc:
     raise MissingExtraError("cli", "starlette") from exc
 
 __all__ = [
-    "EventStream",
+    "AnswerFormat",
     "MarksResponses",
     "RefusedError",
     "data_event",
     "named_event",
     "parsed",
     "planned_answer",
-    "require_model",
-    "unless_disconnected",
+    "respond",
     "validated",
 ]
 
@@ -53,14 +52,18 @@ class RefusedError(HTTPException):
         self.param = param
 
 
-async def parsed(request: Request, model: type[BodyT]) -> BodyT:
-    """Return the request's body, or refuse it with the first invalid field."""
+async def parsed(request: Request, model: type[BodyT], config: EmulatorConfig) -> BodyT:
+    """Return the request's body, or refuse it with the first invalid field; another model is refused too."""
     try:
-        return model.model_validate_json(await request.body())
+        body = model.model_validate_json(await request.body())
     except ClientDisconnect as error:
         raise RefusedError(400, "The request ended before its body did.") from error
     except ValidationError as error:
         raise _refusal_of(error, ()) from error
+    name = getattr(body, "model", None)
+    if name not in (None, config.model):
+        raise RefusedError(404, f"The model `{name}` does not exist.", kind="NotFoundError", param="model")
+    return body
 
 
 def validated(model: type[BodyT], value: object, path: Sequence[str | int]) -> BodyT:
@@ -79,12 +82,6 @@ def _refusal_of(error: ValidationError, path: Sequence[str | int]) -> RefusedErr
         for field, problem in zip(fields, problems, strict=True)
     )
     return RefusedError(400, message, param=fields[0] or None)
-
-
-def require_model(config: EmulatorConfig, model: str | None) -> None:
-    """Refuse a request for another model."""
-    if model not in (None, config.model):
-        raise RefusedError(404, f"The model `{model}` does not exist.", kind="NotFoundError", param="model")
 
 
 def planned_answer(
@@ -117,17 +114,61 @@ def planned_answer(
     return scripted or compose_answer(prompt.tokens, most)
 
 
+class AnswerFormat(Protocol):
+    """The shape of one answer in an API."""
+
+    def whole(self, answer: ComposedAnswer, generation: Generation) -> Json:
+        """Return an answer that is not streamed."""
+        ...
+
+    def events(self, answer: ComposedAnswer, generation: Generation) -> AsyncGenerator[bytes, None]:
+        """Yield the events of a stream while tokens are generated."""
+        ...
+
+    def end(self, answer: ComposedAnswer, generation: Generation) -> Iterable[bytes]:
+        """Return the events behind the last token; the request holds no KV blocks any more."""
+        ...
+
+
+async def respond(
+    request: Request,
+    engine: EmulatorEngine,
+    prompt: MarkedPrompt,
+    answer: ComposedAnswer,
+    form: AnswerFormat,
+    stream: bool | None,
+) -> Response:
+    """Generate an answer, and return it in this form, streamed or whole."""
+
+    async def events() -> AsyncGenerator[bytes, None]:
+        async with engine.generate(prompt, answer) as generation:
+            async for event in form.events(answer, generation):
+                yield event
+        for event in form.end(answer, generation):
+            yield event
+
+    async def whole() -> Json:
+        async with engine.generate(prompt, answer) as generation:
+            async for _ in generation:
+                pass
+        return form.whole(answer, generation)
+
+    if stream:
+        return _EventStream(events())
+    return JSONResponse(await _unless_disconnected(request.receive, whole()))  # None if the client has left
+
+
 def data_event(payload: Json) -> bytes:
     """Return one server-sent event without a name."""
     return b"data: " + json.dumps(payload, separators=(",", ":")).encode() + b"\n\n"
 
 
-def named_event(payload: Json) -> bytes:
-    """Return one server-sent event whose name is the payload's type."""
-    return b"event: " + str(payload["type"]).encode() + b"\n" + data_event(payload)
+def named_event(kind: str, **fields: object) -> bytes:
+    """Return one server-sent event whose name is the type in its payload."""
+    return f"event: {kind}\n".encode() + data_event({"type": kind, **fields})
 
 
-class EventStream(StreamingResponse):
+class _EventStream(StreamingResponse):
     """Server-sent events whose generator is closed, and its KV blocks freed, as soon as the client leaves.
 
     Starlette's own class leaves that to the garbage collector.
@@ -139,10 +180,10 @@ class EventStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._events):
-            await unless_disconnected(receive, self.stream_response(send))
+            await _unless_disconnected(receive, self.stream_response(send))
 
 
-async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
+async def _unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
     """Await `work`, or cancel it and return None as soon as ASGI's `receive` reports a disconnect.
 
     The request's body must have been read. When this returns or raises, `work` is over, its cleanup included: an
