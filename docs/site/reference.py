@@ -14,6 +14,7 @@ SOURCES = [
     *sorted(f"integrations/{path.name}" for path in (ROOT / "integrations").iterdir()),
 ]
 MODULES = (
+    "warmprefix.background_counter",
     "warmprefix.cache_profiles",
     "warmprefix.errors",
     "warmprefix.plan",
