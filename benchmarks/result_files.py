@@ -42,6 +42,7 @@ def write_results(name: str, results: Sequence[Row] | Row) -> None:
     for part, measured in parts.items():
         rows = [measured] if isinstance(measured, Mapping) else measured
         _write("_".join(filter(None, (name, part))), _stamped(rows))
+    _drop_unnamed_runs()
 
 
 def write_rows(name: str, results: Sequence[Row], identity: Sequence[str]) -> None:
@@ -59,6 +60,7 @@ def write_rows(name: str, results: Sequence[Row], identity: Sequence[str]) -> No
     for measured in _stamped(results):
         new.setdefault(_named(measured, identity), []).append(measured)
     _write(name, [row for each in (rows | new).values() for row in each])
+    _drop_unnamed_runs()
 
 
 def measured_all(name: str, field: str, measured: Iterable[Row]) -> bool:
@@ -150,6 +152,12 @@ def _stamped(rows: Sequence[Row]) -> list[Row]:
         stamped.append({**{field: value for field, value in row.items() if field != "made"}, "run": name})
     _write(RUNS, list(runs.values()))
     return stamped
+
+
+def _drop_unnamed_runs() -> None:
+    files = {path.stem for path in RESULTS.glob("*.csv")} - {RUNS}
+    named = {row["run"] for name in files for row in _read(name)}
+    _write(RUNS, [row for row in _read(RUNS) if row["run"] in named])
 
 
 def environment() -> dict[str, object]:

@@ -63,7 +63,7 @@ def test_the_tables_are_those_of_the_benchmarks() -> None:
     assert replica_routing.table(read_rows("replica_routing"), 4) in PAGE
     assert real_routers.table(read_rows("real_routers")) in PAGE
     assert fleet.table(read_rows("fleet"), "ragpulse_rag") in PAGE
-    assert agent_routing.table(read_rows("agent_routing_simulated"), 15) in PAGE
+    assert agent_routing.table(read_rows("agent_routing"), 15) in PAGE
 
 
 def test_the_cost_of_routing_is_that_of_the_benchmark() -> None:
