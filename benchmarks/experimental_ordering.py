@@ -14,9 +14,8 @@ from operator import or_
 from typing import NamedTuple
 
 from warmprefix.ordering import BlockView, OrderingPolicy, PrefixView, ServedBlock
+from warmprefix.ordering.coaccess import AccessWindow, BitCounter
 from warmprefix.ordering.policies import by_rank, is_resident, then_the_rest
-from warmprefix.prefix.access import AccessWindow
-from warmprefix.prefix.bitsets import BitCounter
 from warmprefix.prefix.tree import PrefixMatch, PrefixTree
 
 

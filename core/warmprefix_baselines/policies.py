@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from itertools import takewhile
 
 from warmprefix.errors import check_count
-from warmprefix.ordering import BlockView, PrefixView, StatelessPolicy, then_the_rest
-from warmprefix.prefix import SEARCH_BUDGET, AccessWindow, PrefixTree
+from warmprefix.ordering import AccessWindow, BlockView, PrefixView, StatelessPolicy, then_the_rest
+from warmprefix.prefix import SEARCH_BUDGET, PrefixTree
 
 __all__ = ["FrequencyPolicy", "GreedyPolicy", "OraclePolicy", "RecencyPolicy"]
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.prefix_integrity import check_integrity
 
 from warmprefix.ordering import (
     POLICIES,
@@ -24,8 +25,7 @@ from warmprefix.ordering import (
     ServedBlock,
     SortedPolicy,
 )
-from warmprefix.prefix.nodes import ring
-from warmprefix.prefix.tree import PrefixTree
+from warmprefix.prefix.tree import PrefixTree, ring
 from warmprefix_baselines.context_index import ContextIndexPolicy
 from warmprefix_baselines.policies import FrequencyPolicy, GreedyPolicy, OraclePolicy, RecencyPolicy
 
@@ -176,7 +176,7 @@ def test_no_blocks_one_block_and_a_thousand(policy: NewPolicy) -> None:
     for count in (0, 1, 1_000, 0, 1, 1_000):
         served.serve(blocks(*range(count)))
     served.serve(blocks(*range(999, -1, -1)))
-    served.tree.check_integrity()
+    check_integrity(served.tree)
 
 
 @policies

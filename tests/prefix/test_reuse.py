@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.prefix_integrity import check_integrity
 
 from warmprefix.prefix import PrefixTree
-from warmprefix.prefix.reuse import ReuseClock, ReuseTree, StampedTree
+from warmprefix.residency.capacity import ReuseClock, ReuseTree, StampedTree
 
 paths = st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=5, unique=True), max_size=40)
 
@@ -42,7 +43,7 @@ def test_a_block_is_held_if_its_distance_is_within_the_capacity(capacity: int, s
         assert sum(distance <= capacity for distance in distances) == held.match_prefix(path).blocks
         reuse.insert(path, tokens)
         held.insert(path, tokens)
-        reuse.check_integrity()
+        check_integrity(reuse)
 
 
 @given(served=paths, max_nodes=st.integers(1, 8), window=st.integers(1, 8))
@@ -52,7 +53,7 @@ def test_memory_is_bounded_and_forgotten_paths_leave_no_tokens(
     reuse = ReuseTree(max_nodes, window)
     for path in served:
         reuse.insert(path, [5] * len(path))
-        reuse.check_integrity()
+        check_integrity(reuse)
         assert reuse.nodes <= max_nodes
         assert reuse.clock.used_after(reuse.clock.now) == 0
         assert reuse.clock.first_within(reuse.resident_tokens) <= reuse.clock.now - window + 1
@@ -71,6 +72,6 @@ def test_trees_with_one_clock_share_a_capacity(served: list[tuple[int, list[int]
         mirrors[scope].insert(path, tokens)
         for name, mirror in enumerate(mirrors):
             mirror.evict_unused(reuse.clock.first_within(capacity))
-            mirror.check_integrity()
+            check_integrity(mirror)
             # A mirror evicts the blocks of one request together, so it has no more than the shared cache.
             assert mirror.match_prefix(path).blocks <= max(whole.match_prefix([f"scope {name}", *path]).blocks - 1, 0)

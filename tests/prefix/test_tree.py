@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.prefix_integrity import check_integrity
 
 import warmprefix.prefix.tree
-from warmprefix.prefix import nodes
+from warmprefix.prefix import tree as nodes
 from warmprefix.prefix.tree import SEARCH_BUDGET, PrefixMatch, PrefixTree
 
 LENGTHS = {"A": 3, "B": 5, "C": 1, "D": 0, "E": 8, "F": 2}
@@ -30,7 +31,7 @@ def tree_of(*served: str, stale: Sequence[str] = ()) -> PrefixTree[str]:
         tree.insert(keys, lengths(keys))
     for keys in stale:
         tree.mark_stale(keys)
-    tree.check_integrity()
+    check_integrity(tree)
     return tree
 
 
@@ -60,7 +61,7 @@ def test_a_path_is_set_with_its_checkpoints() -> None:
     tree = tree_of("ABCDE", "ABX")
     assert tree.match_junction("ABCDE").blocks == 2
     tree.set_path("ABCD", 3, [1, 3])
-    tree.check_integrity()
+    check_integrity(tree)
     assert [tree.match_junction("ABCDE"[:end]).blocks for end in range(6)] == [0, 1, 1, 3, 3, 3]
     assert tree.match_prefix("ABCDE").blocks == 3
     assert tree.match_junction("ABX").blocks == 1
@@ -68,7 +69,7 @@ def test_a_path_is_set_with_its_checkpoints() -> None:
     assert tree.match_junction("ABCDE").blocks == 0
     tree.set_path("AB", 2)
     assert tree.match_prefix("ABCDE").blocks == 5
-    tree.check_integrity()
+    check_integrity(tree)
 
 
 def test_insert_returns_the_resident_part_before() -> None:
@@ -106,7 +107,7 @@ def test_insert_rejects_repeated_blocks_and_missing_lengths(keys: str, tokens: l
     with pytest.raises(ValueError, match=rf"keys must be distinct .* {len(keys)} keys .* and {len(tokens)} lengths$"):
         tree.insert(keys, tokens)
     assert tree.match_prefix("AB").blocks == 2
-    tree.check_integrity()
+    check_integrity(tree)
 
 
 @pytest.mark.parametrize("value", [0, -1])
@@ -120,7 +121,7 @@ def test_bounds_below_one_are_rejected(value: int) -> None:
 def test_clear_removes_everything() -> None:
     tree = tree_of("ABC", "ABD", "E")
     tree.clear()
-    tree.check_integrity()
+    check_integrity(tree)
     assert (tree.nodes, tree.resident_tokens) == (0, 0)
     assert tree.match_prefix("ABC") == PrefixMatch(0, 0)
 
@@ -160,7 +161,7 @@ def test_capacity_holds_after_every_insert() -> None:
     tree = PrefixTree[str](capacity_tokens=10)
     tree.insert("ABC", lengths("ABC"))
     tree.insert("EF", lengths("EF"))
-    tree.check_integrity()
+    check_integrity(tree)
     assert tree.resident_tokens <= 10
     assert tree.match_prefix("EF").blocks == 2
 
@@ -175,7 +176,7 @@ def test_nodes_are_bounded() -> None:
     tree = PrefixTree[int](max_nodes=3)
     for i in range(10):
         tree.insert([i, i + 100], [1, 1])
-        tree.check_integrity()
+        check_integrity(tree)
     assert tree.nodes == 3
     assert tree.match_prefix([9, 109]).blocks == 2
     assert tree.match_prefix([0]).blocks == 0
@@ -187,7 +188,7 @@ def test_nodes_are_bounded() -> None:
 def test_stale_path_matches_only_its_resident_blocks() -> None:
     tree = tree_of("ABC", "ABD", "AE")
     tree.mark_stale("ABC", resident_blocks=1)
-    tree.check_integrity()
+    check_integrity(tree)
     assert tree.match_prefix("ABC").blocks == tree.match_prefix("ABD").blocks == 1
     assert tree.match_prefix("AE").blocks == 2
 
@@ -196,7 +197,7 @@ def test_stale_path_stays_and_can_be_marked_resident_again() -> None:
     tree = tree_of("ABC", stale=["ABC"])
     assert tree.resident_tokens == 0
     assert tree.mark_resident("AB") == 2
-    tree.check_integrity()
+    check_integrity(tree)
     assert tree.match_prefix("ABC") == PrefixMatch(2, 8)
 
 
@@ -211,7 +212,7 @@ def test_mark_resident_stops_where_the_path_leaves_an_edge() -> None:
     """The edge is A, B, C with X below: `ABX` follows two of its blocks."""
     tree = tree_of("ABCX", "ABC", stale=["ABC"])
     assert tree.mark_resident("ABX") == 2
-    tree.check_integrity()
+    check_integrity(tree)
     assert tree.match_prefix("ABCX").blocks == 2
 
 
@@ -226,7 +227,7 @@ def test_mark_resident_does_not_make_a_path_more_recent() -> None:
 def test_served_stale_path_is_resident_again_and_others_are_not() -> None:
     tree = tree_of("ABC", "ABD", stale=["A"])
     assert tree.insert("ABC", lengths("ABC")) == PrefixMatch(0, 0)
-    tree.check_integrity()
+    check_integrity(tree)
     assert tree.match_prefix("ABC").blocks == 3
     assert tree.match_prefix("ABD").blocks == 2
 
@@ -300,7 +301,7 @@ def test_disjoint_contexts_cost_one_node_each() -> None:
     for i in range(1_100):
         keys = range(15 * i, 15 * i + 15)
         assert tree.insert(keys, [1] * 15).blocks == 0
-    tree.check_integrity()
+    check_integrity(tree)
     assert (tree.nodes, tree.resident_tokens) == (1_100, 1_100 * 15)
 
 
@@ -308,7 +309,7 @@ def test_one_block_shared_by_thousands_of_requests() -> None:
     tree = PrefixTree[int]()
     for i in range(1, 5_001):
         tree.insert([0, i], [1, 1])
-    tree.check_integrity()
+    check_integrity(tree)
     assert tree.nodes == 5_001
     assert tree.deepest_path([4_711, 0]) == [1, 0]
     assert tree.greedy_path([4_711, 0]) == [1, 0]
@@ -318,7 +319,7 @@ def test_repeated_request_adds_nothing() -> None:
     tree = tree_of("ABC")
     for _ in range(10_000):
         assert tree.insert("ABC", [3, 5, 1]).blocks == 3
-    tree.check_integrity()
+    check_integrity(tree)
     assert (tree.nodes, tree.resident_tokens) == (1, 9)
 
 
@@ -332,7 +333,7 @@ def test_path_of_thousands_of_blocks() -> None:
     tree.mark_stale(keys, resident_blocks=2_500)
     assert tree.mark_resident(keys[:4_000]) == 4_000
     assert tree.evict(3_000) == 3_000
-    tree.check_integrity()
+    check_integrity(tree)
 
 
 def test_thousands_of_nested_nodes() -> None:
@@ -347,7 +348,7 @@ def test_thousands_of_nested_nodes() -> None:
     tree.mark_stale(keys)
     assert tree.mark_resident(keys) == 1_500
     assert tree.evict(1_000) == 1_000
-    tree.check_integrity()
+    check_integrity(tree)
 
 
 def test_search_keeps_to_its_budget_if_no_subtree_can_be_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -357,11 +358,12 @@ def test_search_keeps_to_its_budget_if_no_subtree_can_be_skipped(monkeypatch: py
         tree.insert([*order, 100], [1] * 7 + [1_000])
     keys = [*range(7), 200]
     walked = 0
+    ranks_of_children = nodes.ranks_of_children
 
     def counted(*args: object) -> list[int]:
         nonlocal walked
         walked += 1
-        return nodes.ranks_of_children(*args)  # type: ignore[arg-type]
+        return ranks_of_children(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(warmprefix.prefix.tree, "ranks_of_children", counted)
     assert tree.deepest_path(keys, budget=None) == list(range(7))
@@ -584,13 +586,13 @@ class TreeAgainstModel(RuleBasedStateMachine):
         for keys, tokens in self.tree.resident_paths():
             again.insert(keys, tokens)
         for other in (copied, again):
-            other.check_integrity()
+            check_integrity(other)
             assert ring(other) == [(path, True) for path in self.model.paths if path in self.model.resident]
 
     @invariant()
     def integrity_holds(self) -> None:
         if hasattr(self, "tree"):
-            self.tree.check_integrity()
+            check_integrity(self.tree)
 
     @invariant()
     def tree_and_model_agree(self) -> None:

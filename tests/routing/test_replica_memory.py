@@ -10,6 +10,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from tests.prefix_integrity import check_integrity
 
 from warmprefix import ContextBlock
 from warmprefix_routing import ReplicaRouter, replica_state
@@ -56,7 +57,7 @@ def check(router: ReplicaRouter) -> None:
         assert state.memory_bytes == recounted_bytes(state)
         for scope in state.scopes.values():
             for cache in scope.caches.values():
-                cache.tree.check_integrity()
+                check_integrity(cache.tree)
     recorded = [state.recorded_bytes for state in router._tenants.states.values()]
     assert router._tenants.total_bytes == sum(recorded)
     assert router.stats().memory_bytes <= sum(recorded)

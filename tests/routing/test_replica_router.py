@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.prefix_integrity import check_integrity
 
 from warmprefix import ContextBlock, ContextPlanner, EngineReport, fingerprint
 from warmprefix.errors import NoAgentError
@@ -661,7 +662,7 @@ def test_bookings_balance_and_the_guard_holds(data: st.DataObject) -> None:
             assert load.in_flight == sum(route.prompt_tokens for route in own)
             assert 0 <= load.waiting <= load.in_flight
         for cache in caches_of(router._tenants.use(None)):
-            cache.tree.check_integrity()
+            check_integrity(cache.tree)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")

@@ -10,7 +10,7 @@ from warmprefix.batch.bounds import Bound, upper_bound
 from warmprefix.batch.plan import BatchRequest, BoundKind
 from warmprefix.batch.planners import BatchPlanner, Placed, Progress, depth_first, no_progress
 from warmprefix.blocks import ContextBlock, evidence_blocks, joined_blocks, pins
-from warmprefix.ordering.runs import runs_of
+from warmprefix.ordering import runs_of
 from warmprefix.prefix.tree import PrefixMatch, PrefixTree
 
 __all__ = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from warmprefix.ordering.coaccess import CoAccessPolicy
+from warmprefix.ordering.coaccess import AccessWindow, CoAccessPolicy
 from warmprefix.ordering.policies import (
     BlockView,
     OrderingPolicy,
@@ -16,12 +16,13 @@ from warmprefix.ordering.policies import (
     StatelessPolicy,
     by_rank,
     is_resident,
+    runs_of,
     then_the_rest,
 )
-from warmprefix.ordering.runs import runs_of
 
 __all__ = [
     "POLICIES",
+    "AccessWindow",
     "BlockView",
     "CoAccessPolicy",
     "OrderingPolicy",

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 from warmprefix.labels import is_lasting_label
 from warmprefix.plan import ContextPlan
-from warmprefix.planner.metrics import PlannerMetrics
 from warmprefix.planner.references import PlanDraft
 from warmprefix.stores import (
     Abandon,
@@ -25,6 +24,7 @@ from warmprefix.stores import (
     SeenStore,
     unanswered_id,
 )
+from warmprefix.telemetry import PlannerMetrics
 
 __all__ = ["ConversationStore"]
 

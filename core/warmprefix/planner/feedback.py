@@ -9,7 +9,7 @@ from warmprefix.cache_profiles import CacheProfile, vllm_checkpoints
 from warmprefix.plan import ContextPlan, Scope
 from warmprefix.planner.state import PlannerState, ScopeState
 from warmprefix.residency import EngineReport, FeedStats, FoundCheckpoints, NoFeed, ResidencyFeed, ServedPrompt
-from warmprefix.residency.report.usage import UsageComparison
+from warmprefix.residency.usage import UsageComparison
 
 __all__ = ["PlanFeedback", "as_report", "check_plan"]
 

@@ -14,7 +14,7 @@ from warmprefix.errors import check_names
 from warmprefix.history import Message, VisibleHistory, shown_labels
 from warmprefix.labels import lasting_labels
 from warmprefix.ordering import BlockView, PrefixView
-from warmprefix.ordering.runs import Runs
+from warmprefix.ordering.policies import Runs
 from warmprefix.plan import ContextPlan, Placement, PlannedBlock, Scope
 from warmprefix.planner.references import DraftResolution, PlanDraft, resolve, wording
 from warmprefix.planner.state import PlannerState, ScopeState, make_scope

@@ -22,8 +22,10 @@ from warmprefix.ordering import ServedBlock
 from warmprefix.plan import ContextPlan, PlannedBlock, Scope, tenant_salt
 from warmprefix.planner.config import PlannerConfig
 from warmprefix.planner.label_savings import LabelSavings
-from warmprefix.planner.metrics import PlannerMetrics
-from warmprefix.residency.report import Capacities, Capacity, EngineProfile, PredictionErrors, ScopeFeedback
+from warmprefix.residency.capacity import Capacities, Capacity
+from warmprefix.residency.profile import EngineProfile
+from warmprefix.residency.usage import PredictionErrors, ScopeFeedback
+from warmprefix.telemetry import PlannerMetrics
 from warmprefix.tokens import CheckedCounter, NoteWriter
 
 __all__ = ["PlannerState", "ScopeState", "make_scope"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from warmprefix.prefix.access import AccessWindow
 from warmprefix.prefix.tree import SEARCH_BUDGET, PrefixMatch, PrefixTree
 
-__all__ = ["SEARCH_BUDGET", "AccessWindow", "PrefixMatch", "PrefixTree"]
+__all__ = ["SEARCH_BUDGET", "PrefixMatch", "PrefixTree"]

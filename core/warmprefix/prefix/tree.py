@@ -9,31 +9,47 @@ feed from the engine corrects its predictions through `mark_resident` and `mark_
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from warmprefix.errors import check_count
-from warmprefix.prefix.nodes import (
-    Places,
-    Trail,
-    TreeNode,
-    link_before,
-    may_stand,
-    ranks_of_children,
-    ring,
-    ring_backwards,
-    shared_prefix,
-    unlink,
-    unwind,
-)
 
-__all__ = ["PrefixMatch", "PrefixTree", "hottest_paths"]
+__all__ = ["SEARCH_BUDGET", "PrefixMatch", "PrefixTree", "TreeNode", "may_stand", "ring"]
 
 K = TypeVar("K", bound=Hashable)
 
 SEARCH_BUDGET = 128
 """Most edges that `PrefixTree.deepest_path` walks by default."""
+
+
+Places = Collection[int]
+"""Indices of blocks."""
+
+
+Trail = tuple["Trail", list[int]] | None
+"""A path as a linked list of runs of indices, last run first, so that siblings share their beginning."""
+
+
+class TreeNode(Generic[K]):
+    """The run of blocks on one edge, and a place in the recency ring."""
+
+    __slots__ = ("children", "is_junction", "keys", "older", "parent", "reach", "resident", "tokens", "used", "younger")
+
+    def __init__(self, keys: list[K], tokens: list[int], parent: TreeNode[K] | None, resident: bool) -> None:
+        self.keys = keys
+        self.tokens = tokens
+        self.parent = parent
+        self.resident = resident
+        self.reach = sum(tokens)
+        """An upper bound on the tokens of any path from the start of this edge downwards."""
+        self.is_junction = False
+        """True if a later request left the path at the end of this edge, which leaves a checkpoint in some engines."""
+        self.children: dict[K, TreeNode[K]] = {}
+        self.used = 0
+        """The last request that used the node, in trees that count requests; see `warmprefix.residency.capacity`."""
+        # The root closes the ring: root.younger is the oldest node, root.older the youngest.
+        self.older: TreeNode[K] = self
+        self.younger: TreeNode[K] = self
 
 
 class PrefixMatch(NamedTuple):
@@ -417,73 +433,51 @@ class PrefixTree(Generic[K]):
             matched += offset
         return (node, offset) if matched == len(keys) else None
 
-    def check_integrity(self) -> None:
-        """Raise AssertionError unless all structural invariants hold. O(nodes); for tests."""
-        age = {id(node): position for position, node in enumerate(ring(self._root))}
-        nodes = blocks = resident_tokens = 0
-        stack: list[tuple[TreeNode[K], frozenset[K]]] = [(self._root, frozenset())]
-        while stack:
-            node, path = stack.pop()
-            assert len(node.keys) == len(node.tokens)
-            deepest_child = max((child.reach for child in node.children.values()), default=0)
-            assert node.reach >= sum(node.tokens) + deepest_child, "reach is no upper bound"
-            for key, child in node.children.items():
-                nodes += 1
-                blocks += len(child.keys)
-                resident_tokens += sum(child.tokens) if child.resident else 0
-                child_path = path | set(child.keys)
-                assert child.parent is node
-                assert child.keys[0] == key, "child under another key"
-                assert len(child_path) == len(path) + len(child.keys), "a block twice on one path"
-                assert node.resident or not child.resident, "resident below a block that is not"
-                assert node is self._root or age[id(child)] < age[id(node)], "a node older than one below it"
-                stack.append((child, child_path))
-        assert nodes == self._nodes == len(age)
-        assert nodes <= self.max_nodes
-        assert blocks == self._blocks
-        assert resident_tokens == self._resident_tokens
-        assert self.capacity_tokens is None or resident_tokens <= self.capacity_tokens
+
+def unlink(node: TreeNode[K]) -> None:
+    """Take a node out of the ring."""
+    node.older.younger, node.younger.older = node.younger, node.older
 
 
-def hottest_paths(tree: PrefixTree[K], count: int, among: int = 2_048) -> list[list[K]]:
-    """Return the hottest served paths, resident or not, the hottest first.
+def link_before(younger: TreeNode[K], node: TreeNode[K]) -> None:
+    """Put a node into the ring, next to the given one, as the older of the two."""
+    node.older, node.younger = younger.older, younger
+    younger.older.younger = younger.older = node
 
-    Each path has the most tokens that the paths before it lack, where each run counts once for every path that was
-    served through it. So widely shared paths come before long ones. O(among) per path.
 
-    Args:
-        tree: The served paths.
-        count: Most paths to return.
-        among: Number of nodes to consider, the most recently served.
-    """
-    root = tree._root  # noqa: SLF001 - its own module
-    heat: dict[TreeNode[K], int] = {}
-    latest = list(islice(ring_backwards(root), among))
-    above = {node.parent for node in latest}
-    paths = dict.fromkeys(reversed(latest), 0)
-    for node in paths:  # oldest first: each before its parent
-        if node not in above:
-            paths[node] = 1
-        if node.parent is not None and node.parent is not root:
-            paths[node.parent] += paths[node]
-        heat[node] = paths[node] * sum(node.tokens)
-    found: list[list[K]] = []
-    while len(found) < count:
-        total: dict[TreeNode[K], int] = {}
-        best: TreeNode[K] | None = None
-        for node in reversed(paths):  # each after its parent
-            assert node.parent is not None
-            total[node] = total.get(node.parent, 0) + heat[node]
-            if node not in above and total[node] > (0 if best is None else total[best]):
-                best = node
-        if best is None:
-            break
-        runs: list[list[K]] = []
-        node = best
-        while node is not root:
-            heat[node] = 0
-            runs.append(node.keys)
-            assert node.parent is not None
-            node = node.parent
-        found.append([key for run in reversed(runs) for key in run])
-    return found
+def ring(root: TreeNode[K]) -> Iterator[TreeNode[K]]:
+    """Yield the nodes, oldest first."""
+    node = root.younger
+    while node is not root:
+        yield node
+        node = node.younger
+
+
+def shared_prefix(edge: Sequence[K], keys: Sequence[K], start: int) -> int:
+    """Return the length of the common prefix of `edge` and `keys[start:]`."""
+    limit = min(len(edge), len(keys) - start)
+    for i in range(limit):
+        if edge[i] != keys[start + i]:
+            return i
+    return limit
+
+
+def ranks_of_children(node: TreeNode[K], index: dict[K, int]) -> list[int]:
+    """Return the places in `index`, ascending, of the resident children of `node`."""
+    children = node.children
+    shared = children.keys() & index.keys()
+    return sorted([index[key] for key in shared if children[key].resident]) if shared else []
+
+
+def may_stand(i: int, last: int, joined: Places) -> bool:
+    """Return True if block `i` may follow block `last` where the `joined` ones stay behind the block before them."""
+    return i == last + 1 if last + 1 in joined else i not in joined
+
+
+def unwind(trail: Trail) -> list[int]:
+    """Return the path as one list of indices."""
+    runs: list[list[int]] = []
+    while trail is not None:
+        trail, run = trail
+        runs.append(run)
+    return [i for run in reversed(runs) for i in run]

@@ -5,58 +5,18 @@ from __future__ import annotations
 import logging
 import os
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
-from typing import Protocol, TextIO, runtime_checkable
+from typing import TextIO
 
 from warmprefix.blocks import ContextBlock, as_blocks
 from warmprefix.forks import fork_safe_lock, in_each_process
 from warmprefix.traces.format import MAX_TRACE_TOKENS, RequestLines, RequestScope
 from warmprefix.traces.trace_files import StreamSink, TraceFile
 
-__all__ = [
-    "RECORD_PATH_VARIABLE",
-    "RECORD_TEXT_VARIABLE",
-    "NoRecorder",
-    "RequestRecorder",
-    "TraceRecorder",
-    "recorder_from_environment",
-]
-
-RECORD_PATH_VARIABLE = "WARMPREFIX_RECORD"
-"""Environment variable with the path of the trace; unset or empty: nothing is recorded."""
-
-RECORD_TEXT_VARIABLE = "WARMPREFIX_RECORD_TEXT"
-"""Environment variable that is `1` to write texts too."""
+__all__ = ["TraceRecorder", "environment_recorder"]
 
 _log = logging.getLogger("warmprefix")
-
-
-@runtime_checkable
-class RequestRecorder(Protocol):
-    """Receives every request that a planner plans, from any thread, before it is planned."""
-
-    def record(
-        self,
-        blocks: Sequence[ContextBlock],
-        *,
-        conversation: str | None = None,
-        tenant: str | None = None,
-        model: str | None = None,
-        preamble: str | None = None,
-    ) -> None:
-        """Note one request: its distinct blocks in relevance order, and the arguments of `ContextPlanner.plan`.
-
-        It delays the request, so it should be quick. The planner counts and logs any exception, and the request
-        goes on.
-        """
-
-
-class NoRecorder:
-    """A `RequestRecorder` that notes nothing."""
-
-    def record(self, blocks: Sequence[ContextBlock], **_request: str | None) -> None:
-        pass
 
 
 class TraceRecorder:
@@ -234,19 +194,13 @@ class TraceRecorder:
 _environment_recorders: dict[tuple[str, bool], TraceRecorder] = {}
 
 
-def recorder_from_environment() -> RequestRecorder:
-    """Return the recorder that the environment asks for, the same one each time: a process has one trace.
-
-    `warmprefix record` sets the variables. A path that cannot be used is logged, and nothing is recorded.
-    """
-    path = os.environ.get(RECORD_PATH_VARIABLE)
-    if not path:
-        return NoRecorder()
-    key = path, os.environ.get(RECORD_TEXT_VARIABLE) == "1"
+def environment_recorder(path: str, text: bool) -> TraceRecorder | None:
+    """Return the recorder of this process that writes to a path; None if that cannot be used, which is logged."""
+    key = path, text
     if key not in _environment_recorders:
         try:
-            _environment_recorders.setdefault(key, TraceRecorder(path, text=key[1]))
+            _environment_recorders.setdefault(key, TraceRecorder(path, text=text))
         except OSError:  # such as a relative path in a directory that is gone
             _log.warning("cannot record to %s", path, exc_info=True)
-            return NoRecorder()
+            return None
     return _environment_recorders[key]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from warmprefix import BatchRequest, ContextBlock, ContextPlan, ContextPlanner, EngineReport
 from warmprefix.prefix import PrefixTree
-from warmprefix.residency.report.capacity import DEFAULT_CAPACITY
+from warmprefix.residency.capacity import DEFAULT_CAPACITY
 
 TOKENS = 100
 Request = Sequence[ContextBlock]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from warmprefix import ContextBlock, ContextPlanner, EngineReport
 from warmprefix.prefix import PrefixTree
-from warmprefix.residency.report.capacity import DEFAULT_CAPACITY, DistanceEvidence, LearnedCapacity
+from warmprefix.residency.capacity import DEFAULT_CAPACITY, DistanceEvidence, LearnedCapacity
 
 TOKENS = 100
 

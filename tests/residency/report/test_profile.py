@@ -6,7 +6,7 @@ import pytest
 
 from warmprefix import ContextPlanner
 from warmprefix.cache_profiles import vllm_checkpoints
-from warmprefix.residency.report.profile import EngineProfile
+from warmprefix.residency.profile import EngineProfile
 
 
 def test_a_given_profile_stays() -> None:

@@ -1,20 +1,14 @@
-"""Before the first request: the capacity of an engine's cache, and prompts that warm it."""
+"""The capacity and the profile of an engine's cache, from its metrics."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from itertools import takewhile
-from typing import Any
 
-from warmprefix.blocks import ContextBlock
 from warmprefix.cache_profiles import CacheProfile, vllm_checkpoints
 from warmprefix.errors import EngineError
-from warmprefix.prefix.tree import PrefixTree, hottest_paths
-from warmprefix.primes import prime_request
-from warmprefix.residency.report.usage import EngineReport
+from warmprefix.residency.usage import EngineReport
 
-__all__ = ["capacity_from_metrics", "paths_to_warm", "report_from_metrics", "warming_request"]
+__all__ = ["capacity_from_metrics", "report_from_metrics"]
 
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _VLLM = re.compile(r"^vllm:cache_config_info\{(.*)\} ", re.MULTILINE)
@@ -108,28 +102,3 @@ def _metrics(address: str, timeout: float) -> str:
     except (OSError, http.client.HTTPException) as error:
         raise EngineError(f"{url} could not be read: {error}") from error
     return body.decode("utf-8", "replace")
-
-
-def paths_to_warm(tree: PrefixTree[bytes], blocks: Iterable[ContextBlock], count: int) -> list[list[ContextBlock]]:
-    """Return the hottest paths of a tree, cut at the first block not given; the first path is empty (preamble only)."""
-    given = {block.fingerprint: block for block in blocks}
-    paths: list[list[ContextBlock]] = [[]]
-    for keys in hottest_paths(tree, count) if given else ():
-        path = [given[key] for key in takewhile(given.__contains__, keys)]
-        if path not in paths:
-            paths.append(path)
-    return paths
-
-
-def warming_request(
-    model: str, preamble: str | None, context: str, cache_salt: str | None, *, exact: bool = False
-) -> dict[str, Any]:
-    """Return the arguments of `chat.completions.create` for a prompt that begins like a real one, for one token.
-
-    `preamble` is its system message, and the user's message is `context`, the rendered blocks. With `exact` the prompt
-    ends one token behind them, where an engine that keeps checkpoints leaves one for all that begin with them.
-    """
-    messages = [] if preamble is None else [{"role": "system", "content": preamble}]
-    text = f"{context}\n\n." if context and exact else context
-    messages.append({"role": "user", "content": text or "."})  # many chat templates need a text
-    return prime_request(model, messages, cache_salt, exact=exact)
