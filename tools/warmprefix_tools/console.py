@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,11 @@ from warmprefix_tools.option_checks import STDOUT
 try:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.table import Table
 except ImportError as exc:
     raise MissingExtraError("cli", "rich") from exc
 
-__all__ = ["chosen_width", "progress_bar", "report_console", "write_json", "write_text"]
+__all__ = ["chosen_width", "plain_table", "progress_bar", "report_console", "write_json", "write_text"]
 
 _PLAIN_WIDTH = 200
 
@@ -36,6 +37,17 @@ def chosen_width() -> int | None:
     """Return the width that the environment variable COLUMNS asks for; None without one."""
     columns = os.environ.get("COLUMNS", "")
     return int(columns) if columns.isascii() and columns.isdigit() and int(columns) else None
+
+
+def plain_table(*headings: str, left: Collection[str] = (), gap: int = 2, title: str | None = None) -> Table:
+    """Return a table without lines; the first column and those in `left` are aligned left, the others right."""
+    table = Table(
+        title=title, title_style="bold", title_justify="left", box=None, pad_edge=False, padding=(0, gap, 0, 0)
+    )
+    for place, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if not place or heading in left else "right", no_wrap=True)
+    table.show_header = any(headings)
+    return table
 
 
 @contextmanager

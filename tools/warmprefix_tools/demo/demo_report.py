@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from warmprefix.errors import MissingExtraError
 from warmprefix.plan import Placement
+from warmprefix_tools.console import plain_table
 from warmprefix_tools.demo.demo_options import DemoOptions
 from warmprefix_tools.demo.session import EMULATOR, PASSAGES, ArmRuns, DemoResult, DemoText, ServedTurn
 from warmprefix_tools.emulator import ChatMessage, render_chat
@@ -19,7 +20,6 @@ from warmprefix_tools.retriever import content_words
 
 try:
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 except ImportError as exc:
     raise MissingExtraError("cli", "rich") from exc
@@ -46,11 +46,8 @@ def print_report(result: DemoResult, options: DemoOptions, console: Console) -> 
     for line in _workload(result.text):
         console.print(Text(line))
     for placement, arms in result.runs.items():
-        table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
-        table.title, table.title_style, table.title_justify = _PLACEMENTS[placement], "bold", "left"
-        table.add_column("", min_width=30)
-        for column in _COLUMNS:
-            table.add_column(column, justify="right")
+        table = plain_table("", *_COLUMNS, gap=3, title=_PLACEMENTS[placement])
+        table.columns[0].min_width = 30
         for row in _rows(*arms):
             table.add_row(*row, style="bold" if row[0] == _RESULT else None)
         console.print()

@@ -35,12 +35,10 @@ class PlanBatchOptions:
     """One run of the command.
 
     Raises:
-        ValueError: A number is out of range, the planner is unknown, or two options contradict each other.
+        ValueError: A number is out of range, or the planner is unknown.
     """
 
-    trace: Annotated[
-        Path, Argument(metavar="TRACE", help="A JSONL file, gzipped or not; with --ray, a file or folder of requests.")
-    ]
+    trace: Annotated[Path, Argument(metavar="TRACE", help="A JSONL file, gzipped or not.")]
     planner: Annotated[str, Option(metavar="NAME", help=f"Planner of the batch: {', '.join(BATCH_PLANNERS)}.")] = (
         BATCH_PLANNERS[0]
     )
@@ -67,17 +65,6 @@ class PlanBatchOptions:
             show_default="a number of steps",
         ),
     ] = None
-    ray: Annotated[
-        Path | None,
-        Option(metavar="FOLDER", help="Plan files of requests in partitions on a Ray cluster, in this shared folder."),
-    ] = None
-    ray_address: Annotated[
-        str | None, Option(metavar="ADDRESS", help="Address of the cluster.", show_default="the one of this machine")
-    ] = None
-    ray_local: Annotated[bool, Option("--ray-local", help="Start Ray in this process if there is no cluster.")] = False
-    partition_requests: Annotated[
-        int | None, Option(metavar="N", help="Requests of a partition, with --ray.", show_default="50000")
-    ] = None
     json_file: Annotated[
         Path | None, Option("--json", metavar="FILE", help="Where to write the numbers too; - for standard output.")
     ] = None
@@ -91,28 +78,9 @@ class PlanBatchOptions:
         check_least("-k", self.k, 1)
         check_least("--limit", self.limit, 1)
         check_least("--replicas", self.replicas, 1)
-        check_least("--partition-requests", self.partition_requests, 1)
-        self._check_ray()
         check_range("--time-budget", self.time_budget, 0, _MOST_SECONDS)
         _ = self.capacity, self.cache_profile  # so that wrong values fail here
         check_files(self._outputs, [self.trace])
-
-    def _check_ray(self) -> None:
-        only_with = {
-            "--ray-address": self.ray_address,
-            "--ray-local": self.ray_local or None,
-            "--partition-requests": self.partition_requests,
-        }
-        only_without = {
-            "-k": self.k,
-            "--limit": self.limit,
-            "--tokenizer": self.tokenizer,
-            "--profile": self.profile,
-            "--orders-out": self.orders_out,
-        }
-        for option, value in (only_with if self.ray is None else only_without).items():
-            if value is not None:
-                raise ValueError(f"{option} must be left out {'without' if self.ray is None else 'with'} --ray")
 
     @property
     def capacity(self) -> int | None:

@@ -19,7 +19,7 @@ from warmprefix.tokens import NoteWriter, TokenCounter
 from warmprefix.traces import NoRecorder
 from warmprefix_openai.outputs import check_writable, standard_output, text_file
 from warmprefix_tools.caches import CacheUse
-from warmprefix_tools.console import progress_bar, report_console, write_json
+from warmprefix_tools.console import plain_table, progress_bar, report_console, write_json
 from warmprefix_tools.plan_batch.plan_batch_options import PlanBatchOptions
 from warmprefix_tools.replay.note_tokenizer import load_tokenizer
 from warmprefix_tools.replay.profile_cache import ProfileCache
@@ -31,7 +31,6 @@ from warmprefix_tools.traces.trace import Trace
 
 try:
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 except ImportError as exc:
     raise MissingExtraError("cli", "rich") from exc
@@ -66,11 +65,6 @@ def run_plan_batch(options: PlanBatchOptions) -> None:
         TokenizerLoadError: The tokenizer cannot be used.
         TraceError: The file is no trace.
     """
-    if options.ray is not None:
-        from warmprefix_tools.plan_batch.ray_plan import run_ray_plan  # needs the extra `ray`
-
-        run_ray_plan(options, options.ray)
-        return
     for file in options.files:
         check_writable(file)
     trace = read_trace(options.trace, options.limit)
@@ -248,9 +242,7 @@ def _print_plan(plan: BatchPlan, numbers: _Numbers, trace: str, console: Console
     cache = f"a cache of {plan.capacity_tokens:,} tokens" if bounded else "a cache without bounds"
     total = max(plan.total_tokens, 1)
     console.print(Text(f"{visible(trace)}: {counted(len(plan), 'request')}, {cache}", style="bold"))
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
+    table = plain_table("", "", left=[""])
     for name, value in (
         ("planner", plan.planner),
         ("gross hit ratio", f"{numbers.saved_before / total:.1%} as they came -> {plan.hit_ratio:.1%} planned"),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from warmprefix.errors import MissingExtraError
 from warmprefix_openai.outputs import OutputError, check_writable, standard_output
-from warmprefix_tools.console import progress_bar, report_console, write_json, write_text
+from warmprefix_tools.console import plain_table, progress_bar, report_console, write_json, write_text
 from warmprefix_tools.option_checks import STDOUT
 from warmprefix_tools.quality.answer_store import AnswerStore
 from warmprefix_tools.quality.arms import ArmPrompt, baseline_of, expanded_arms, prompts_of
@@ -204,9 +204,7 @@ def run_quality_compare(options: QualityCompareOptions) -> None:
     with AnswerStore(options.earlier) as earlier, AnswerStore(options.later) as later:
         found = compare_runs(earlier, later, options.measure)
         models = [store.settings()["model"] for store in (earlier, later)]
-    table = Table(box=None, pad_edge=False)
-    for name in ("arm", "questions", "points", "95% interval", "verdict"):
-        table.add_column(name, justify="left" if name in ("arm", "verdict") else "right", no_wrap=True)
+    table = plain_table("arm", "questions", "points", "95% interval", "verdict", left=["verdict"], gap=1)
     for arm, compared in found.items():
         interval = f"{points(compared.low)} to {points(compared.high)}"
         word = "open" if not compared.differs else "better" if compared.difference > 0 else "worse"
@@ -225,9 +223,8 @@ def _check_exist(*files: Path) -> None:
 
 def result_table(results: QualityResults) -> Table:
     """Return the arms as a table for a terminal."""
-    table = Table(box=None, pad_edge=False)
-    for name in ("arm", "answers", results.measure, "against", "points", "95% interval", "verdict"):
-        table.add_column(name, justify="left" if name in ("arm", "against", "verdict") else "right", no_wrap=True)
+    heads = ("arm", "answers", results.measure, "against", "points", "95% interval", "verdict")
+    table = plain_table(*heads, left=["against", "verdict"], gap=1)
     for arm in results.arms:
         compared = arm.comparison
         cells = [arm.arm, f"{arm.answers:,}", "" if arm.score is None else f"{100 * arm.score:.1f}"]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from warmprefix.cache_profiles import CacheProfile
 from warmprefix.errors import MissingExtraError
 from warmprefix_tools.caches import CacheUse
+from warmprefix_tools.console import plain_table
 from warmprefix_tools.replay.comparison import TraceComparison, compare, summary
 from warmprefix_tools.replay.results import Estimates, ReplayResult
 from warmprefix_tools.report.amounts import counted
@@ -108,10 +109,7 @@ def _columns(
 def _table(comparison: TraceComparison, columns: Sequence[_Column]) -> Table:
     """Return a table that is as wide as its cells, on any console."""
     results = list(comparison.cells.values())
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("cache\n  policy", no_wrap=True)
-    for heading, _ in columns:
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = plain_table("cache\n  policy", *(heading for heading, _ in columns))
     for capacity in comparison.capacities:
         same_size = [result for result in results if result.capacity_tokens == capacity]
         least = min(result.prefill_change for result in same_size)
