@@ -27,7 +27,8 @@ import asyncio, gc, itertools, multiprocessing, os, signal, sys, tempfile, threa
 from warmprefix import ContextBlock, ContextPlanner, EngineReport
 from warmprefix_openai import EngineLink
 from warmprefix_routing import AgentRouter, ReplicaRouter
-from warmprefix.stores import GuardedStore, MemorySeenStore
+from warmprefix.stores import MemorySeenStore
+from warmprefix_redis import GuardedStore
 from warmprefix.telemetry import LatencyHistogram
 from warmprefix.traces import TraceRecorder
 

@@ -80,8 +80,7 @@ def test_the_lease_of_a_dead_worker_ends(open_planner: OpenPlanner, dialogue: Di
 import os, signal, sys
 from true_prompts import Dialogue
 from warmprefix import ContextPlanner
-from warmprefix.stores import GuardedStore
-from warmprefix_redis import RedisSeenStore
+from warmprefix_redis import GuardedStore, RedisSeenStore
 store = RedisSeenStore(sys.argv[1], settle=0, lease_ttl=2, timeout=5)
 planner = ContextPlanner(store=GuardedStore(store, budget=5), annotate="both")
 assert planner.plan(Dialogue.blocks([1, 9]), conversation="chat", placement="tail").turn == 2
