@@ -9,7 +9,7 @@ from hashlib import blake2b
 
 from agent_workloads import AgentRequest
 from warmprefix import ContextBlock, EngineReport
-from warmprefix_routing import Agent, AgentRouter, Assignment
+from warmprefix_routing import Agent, AgentBounds, AgentRouter, Assignment
 from warmprefix_tools.emulator import KvSequence
 
 __all__ = ["ARMS", "OURS", "Arm", "Part", "RouterArm"]
@@ -80,7 +80,9 @@ class RouterArm(Arm):
     def __init__(self, agents: int, seed: int, capacity_tokens: int) -> None:
         super().__init__(agents, seed, capacity_tokens)
         self.numbers = {name: number for number, name in enumerate(self.names)}
-        self.router = AgentRouter([Agent(name, capacity_tokens) for name in self.names], eps=self.eps)
+        self.router = AgentRouter(
+            [Agent(name, capacity_tokens) for name in self.names], bounds=AgentBounds(eps=self.eps)
+        )
 
     def choose(self, block: ContextBlock) -> int:
         raise NotImplementedError("documents of a request are shared out at once")

@@ -15,7 +15,7 @@ from warmprefix.plan import ContextPlan
 from warmprefix.residency import EngineReport
 from warmprefix_routing.assignments import AssignedBlock, Assignment, Holding
 from warmprefix_routing.balance import BlockItem, Candidate, Choice, share_out
-from warmprefix_routing.members import Agent, Member
+from warmprefix_routing.members import Agent, Member, check_range
 from warmprefix_routing.tenants import TenantState
 
 __all__ = ["AgentBounds", "AgentCache", "AgentTenant", "AgentView", "Booking", "Bookings"]
@@ -140,16 +140,43 @@ Bookings = dict[bytes, Booking]
 """By the block's fingerprint."""
 
 
-class AgentBounds(NamedTuple):
-    """Options of the choice, and bounds on one tenant; `AgentRouter` documents them."""
+@dataclass(frozen=True, slots=True)
+class AgentBounds:
+    """Numbers of an `AgentRouter`: of the choice, and bounds per tenant, except those on tenants and memory.
 
-    eps: float
-    free_tokens: int
-    prompt_tokens: int
-    window_tokens: int
-    max_blocks: int
-    max_conversations: int
-    max_open: int
+    Raises:
+        TypeError: A field is no number.
+        ValueError: A field is out of range.
+    """
+
+    eps: float = 0.25
+    """How far an agent's load may be above the mean, as a share of it: a higher value means more hits, less balance."""
+    window_tokens: int = 65_536
+    """Tokens read per agent after which a load counts 1/e."""
+    free_tokens: int = 4_096
+    """An agent with no more load than this has room whatever the mean is: a tenant with little traffic makes no
+    hotspot, and would otherwise lose hits to its first requests."""
+    prompt_tokens: int = 256
+    """What a prompt costs an engine in addition to its documents, as tokens that it could compute in that time. An
+    agent gets several documents of a request if it holds them and this is faster than computing them elsewhere."""
+    max_blocks: int = 16_384
+    """Most blocks remembered per agent, about 450 bytes each; and most per conversation."""
+    max_conversations: int = 4_096
+    """Most conversations."""
+    max_open: int = 10_000
+    """Most open assignments; beyond it the oldest counts as read."""
+    max_tenants: int = 1_024
+    """Most tenants; beyond it the least recently used is forgotten."""
+    max_bytes: int = 500_000_000
+    """Most memory of all tenants together, estimated to within a quarter. Beyond it, tenants that take more than
+    `max_bytes / max_tenants` forget their oldest records, the least recently used tenant first; a tenant that takes
+    less is never affected. Feeds add 350 bytes for each of `max_blocks` per agent."""
+
+    def __post_init__(self) -> None:
+        check_range(0, True, eps=self.eps)
+        check_range(0, free_tokens=self.free_tokens, prompt_tokens=self.prompt_tokens)
+        check_range(1, window_tokens=self.window_tokens, max_blocks=self.max_blocks, max_tenants=self.max_tenants)
+        check_range(1, max_conversations=self.max_conversations, max_open=self.max_open, max_bytes=self.max_bytes)
 
 
 @dataclass(slots=True)

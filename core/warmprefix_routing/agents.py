@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Collection, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from warmprefix.blocks import ContextBlock, as_blocks, distinct_blocks, joined_blocks
 from warmprefix.errors import NoAgentError
@@ -14,30 +14,16 @@ from warmprefix.plan import ContextPlan, Scope
 from warmprefix.residency import EngineReport, FoundCheckpoints
 from warmprefix_routing.agent_state import AgentBounds, AgentTenant, AgentView, Bookings
 from warmprefix_routing.assignments import Assignment, RouterStats
-from warmprefix_routing.fleet import Fleet, check_range, check_request
+from warmprefix_routing.fleet import Fleet, check_request
 from warmprefix_routing.members import Agent, Member, check_type
 from warmprefix_routing.segments import Segment, name_digest, read_segment, routing_scope, write_segment
 
 if TYPE_CHECKING:
-    from typing_extensions import Self, Unpack
+    from typing_extensions import Self
 
     from warmprefix_redis.settings import SharedSettings
 
-__all__ = ["AgentRouter", "RouterOptions"]
-
-
-class RouterOptions(TypedDict, total=False):
-    """The options of `AgentRouter`, which documents them, without those that `from_url` sets."""
-
-    eps: float
-    window_tokens: int
-    free_tokens: int
-    prompt_tokens: int
-    max_blocks: int
-    max_tenants: int
-    max_conversations: int
-    max_open: int
-    max_bytes: int
+__all__ = ["AgentRouter"]
 
 
 class AgentRouter(Fleet[AgentTenant]):
@@ -72,52 +58,26 @@ class AgentRouter(Fleet[AgentTenant]):
         self,
         agents: Iterable[Agent | str] = (),
         *,
-        eps: float = 0.25,
-        window_tokens: int = 65_536,
-        free_tokens: int = 4_096,
-        prompt_tokens: int = 256,
-        max_blocks: int = 16_384,
-        max_tenants: int = 1_024,
-        max_conversations: int = 4_096,
-        max_open: int = 10_000,
-        max_bytes: int = 500_000_000,
+        bounds: AgentBounds | None = None,
         sharing: OrderSharing | None = None,
     ) -> None:
         """Start with empty caches.
 
         Args:
-            eps: How far an agent's load may be above the mean, as a share of it. A higher value means more hits and
-                less balance.
-            window_tokens: Tokens read per agent after which a load counts 1/e.
-            free_tokens: An agent with no more load than this has room whatever the mean is: a tenant with little
-                traffic makes no hotspot, and would otherwise lose hits to its first requests.
-            prompt_tokens: What a prompt costs an engine in addition to its documents, as tokens that it could compute
-                in that time. An agent gets several documents of a request if it holds them and this is faster than
-                computing them elsewhere. A higher value means more agents per request, a lower one more hits.
-            max_blocks: Most blocks remembered per agent and tenant, about 450 bytes each; and most per conversation.
-            max_tenants: Most tenants; beyond it the least recently used is forgotten.
-            max_conversations: Most conversations per tenant.
-            max_open: Most open assignments per tenant; beyond it the oldest counts as read.
-            max_bytes: Most memory of all tenants together, estimated to within a quarter. Beyond it, tenants that take
-                more than `max_bytes / max_tenants` forget their oldest records, the least recently used tenant first; a
-                tenant that takes less is never affected. Feeds add 350 bytes for each of `max_blocks` per agent.
+            bounds: Numbers that are rarely changed; None for the defaults.
             sharing: Carries assignments to and from other routers of the same agents; None shares nothing. It must not
                 be a planner's: `close` closes it.
 
         Raises:
             TypeError: An argument has another type.
-            ValueError: Two agents have one name, or a number is out of range.
+            ValueError: Two agents have one name.
         """
-        check_range(0, True, eps=eps)
-        check_range(0, free_tokens=free_tokens, prompt_tokens=prompt_tokens)
-        check_range(1, window_tokens=window_tokens, max_blocks=max_blocks, max_tenants=max_tenants)
-        check_range(1, max_conversations=max_conversations, max_open=max_open, max_bytes=max_bytes)
+        bounds = AgentBounds() if bounds is None else bounds
+        check_type("bounds", bounds, AgentBounds)
         check_type("sharing", sharing, OrderSharing, optional=True)
-        self._bounds = AgentBounds(
-            eps, free_tokens, prompt_tokens, window_tokens, max_blocks, max_conversations, max_open
-        )
+        self._bounds = bounds
         self._sharing: OrderSharing = NoSharing() if sharing is None else sharing
-        super().__init__(agents, max_tenants, max_bytes)
+        super().__init__(agents, bounds.max_tenants, bounds.max_bytes)
 
     @classmethod
     def from_url(
@@ -126,12 +86,12 @@ class AgentRouter(Fleet[AgentTenant]):
         agents: Iterable[Agent | str] = (),
         *,
         settings: SharedSettings | None = None,
-        **options: Unpack[RouterOptions],
+        bounds: AgentBounds | None = None,
     ) -> Self:
         """Return a router that learns from all routers of these agents that use the same Redis or Valkey.
 
         It connects in the background; a server that is down costs hits and nothing else. `close` it at the end, or use
-        it as a context manager. `agents` and the options are as for `AgentRouter`.
+        it as a context manager. `agents` and `bounds` are as for `AgentRouter`.
 
         Args:
             url: As for `RedisSeenStore`; by default that of the settings.
@@ -140,11 +100,11 @@ class AgentRouter(Fleet[AgentTenant]):
 
         Raises:
             MissingExtraError: The extra `redis` is not installed.
-            ValueError: There is no URL, or an unusable one, or an option is out of range.
+            ValueError: There is no URL, or an unusable one.
         """
         from warmprefix_redis import shared_orders  # needs an extra
 
-        return cls(agents, sharing=shared_orders(url, settings), **options)
+        return cls(agents, bounds=bounds, sharing=shared_orders(url, settings))
 
     @property
     def agents(self) -> tuple[Agent, ...]:

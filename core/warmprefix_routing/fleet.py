@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import uuid
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -15,13 +14,13 @@ from warmprefix.errors import check_names, log_failure
 from warmprefix.forks import fork_safe_lock, in_each_process
 from warmprefix.plan import ContextPlan, Scope
 from warmprefix.residency import EngineReport, FoundCheckpoints, ResidencyFeed, ServedPrompt
-from warmprefix_routing.members import Agent, Member, check_number, check_type
+from warmprefix_routing.members import Agent, Member, check_type
 from warmprefix_routing.tenants import StateT, Tenants
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Fleet", "check_range", "check_request", "listed"]
+__all__ = ["Fleet", "check_request", "listed"]
 
 _log = logging.getLogger("warmprefix")
 
@@ -248,14 +247,6 @@ class Fleet(ABC, Generic[StateT]):
                 self._counts["feed_errors"] += 1
                 first = self._counts["feed_errors"] == 1
             log_failure(_log, f"feed of {self._kind} {member.name!r} failed", first=first)
-
-
-def check_range(least: int, finite: bool = False, /, **numbers: float) -> None:
-    """Check arguments that must be `least` or more, and perhaps finite."""
-    for argument, number in numbers.items():
-        check_number(argument, number)
-        if not least <= number or (finite and number == math.inf):  # `not`, so that NaN is refused
-            raise ValueError(f"{argument} must be {least} or more{', and finite' * finite}, got {number}")
 
 
 def check_request(conversation: str | None, **names: str | None) -> None:

@@ -13,13 +13,21 @@ from warmprefix.plan import Scope
 from warmprefix.residency import FoundCheckpoints, ResidencyFeed
 from warmprefix_routing.segments import name_digest
 
-__all__ = ["Agent", "Member", "Replica", "check_number", "check_type"]
+__all__ = ["Agent", "Member", "Replica", "check_number", "check_range", "check_type"]
 
 
 def check_number(argument: str, number: object) -> None:
     """Check that an argument is a real number."""
     if isinstance(number, bool) or not isinstance(number, Real):
         raise TypeError(f"{argument} must be a number, got {type(number).__name__}")
+
+
+def check_range(least: int, finite: bool = False, /, **numbers: float) -> None:
+    """Check arguments that must be `least` or more, and perhaps finite."""
+    for argument, number in numbers.items():
+        check_number(argument, number)
+        if not least <= number or (finite and number == math.inf):  # `not`, so that NaN is refused
+            raise ValueError(f"{argument} must be {least} or more{', and finite' * finite}, got {number}")
 
 
 def check_type(argument: str, value: object, expected: type, *, optional: bool = False) -> None:

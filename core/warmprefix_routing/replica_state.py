@@ -13,7 +13,7 @@ from warmprefix.blocks import ContextBlock, pins
 from warmprefix.plan import PlannedBlock
 from warmprefix.prefix import PrefixTree
 from warmprefix.residency import EngineProfile, EngineReport, UsageFeedback
-from warmprefix_routing.members import Member
+from warmprefix_routing.members import Member, check_range
 from warmprefix_routing.tenants import TenantState
 
 __all__ = ["OpenRoute", "ReplicaBounds", "ReplicaCache", "ReplicaLoads", "ReplicaTenant", "RequestBlocks"]
@@ -211,21 +211,57 @@ class ReplicaLoads:
         self.by_member[member].recent += prompt
 
 
-class ReplicaBounds(NamedTuple):
-    """Bounds on one tenant; `ReplicaRouter` documents them."""
+@dataclass(frozen=True, slots=True)
+class ReplicaBounds:
+    """Numbers of a `ReplicaRouter`: of the choice, and bounds per tenant, except those on tenants and memory.
 
-    capacity_tokens: int | None
-    max_nodes: int
-    max_scopes: int
-    max_conversations: int
-    max_open_routes: int
+    Raises:
+        TypeError: A field is no number.
+        ValueError: A field is out of range.
+    """
+
+    eps: float = 0.25
+    """How far a replica's load may be above the mean, as a share of it."""
+    floor_tokens: int = 50_000
+    """A load that is never too high, so that a few requests are not spread for balance alone."""
+    waiting_weight: float = 0.25
+    """Cost of a token that the replica computes first, relative to one of the request's own. It is less than 1, because
+    a prompt computed at another replica costs twice: there it evicts other prefixes."""
+    held_weight: float = 0.02
+    """Cost of a token in flight: what an engine decodes slows a newcomer down a little."""
+    window_tokens: int = 1_000_000
+    """Tokens per replica after which load counts 1/e."""
+    max_nodes: int = 16_384
+    """Most nodes of a prefix tree, per replica and scope."""
+    max_scopes: int = 1_024
+    """Most preambles; beyond it the least recently used is forgotten."""
+    max_conversations: int = 10_000
+    """Most conversations."""
+    max_open_routes: int = 10_000
+    """Most open routes; beyond it the oldest counts as abandoned."""
+    max_tenants: int = 1_024
+    """Most tenants; beyond it the least recently used is forgotten."""
+    max_bytes: int = 500_000_000
+    """Most memory of all tenants together, estimated to within a quarter. Beyond it, tenants that take more than
+    `max_bytes / max_tenants` forget their oldest records, the least recently used tenant first; a tenant that takes
+    less is never affected."""
+
+    def __post_init__(self) -> None:
+        check_range(1, window_tokens=self.window_tokens, max_tenants=self.max_tenants, max_scopes=self.max_scopes)
+        check_range(1, max_conversations=self.max_conversations, max_open_routes=self.max_open_routes)
+        check_range(1, max_bytes=self.max_bytes)
+        check_range(0, True, eps=self.eps, floor_tokens=self.floor_tokens)
+        check_range(0, True, waiting_weight=self.waiting_weight, held_weight=self.held_weight)
 
 
 class ReplicaTenant(TenantState):
     """One tenant of a `ReplicaRouter`. It does not own the loads that it sees if tenants share them."""
 
-    def __init__(self, bounds: ReplicaBounds, loads: ReplicaLoads, owns_loads: bool) -> None:
+    def __init__(
+        self, bounds: ReplicaBounds, capacity_tokens: int | None, loads: ReplicaLoads, owns_loads: bool
+    ) -> None:
         self._bounds = bounds
+        self._capacity_tokens = capacity_tokens
         self.loads = loads
         self._owns_loads = owns_loads
         self.scopes: OrderedDict[bytes | None, ScopeCaches] = OrderedDict()
@@ -319,7 +355,7 @@ class ReplicaTenant(TenantState):
 
     def _capacity(self, member: Member) -> int | None:
         capacity = member.spec.capacity_tokens
-        return self._bounds.capacity_tokens if capacity is None else capacity
+        return self._capacity_tokens if capacity is None else capacity
 
     def add_open(self, id: str, route: OpenRoute) -> None:
         """Book a route. Beyond `max_open_routes`, the oldest open route counts as abandoned."""

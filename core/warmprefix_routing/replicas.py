@@ -15,8 +15,8 @@ from warmprefix.plan import ContextPlan, PlannedBlock, Scope
 from warmprefix.prefix import PrefixTree
 from warmprefix.residency import EngineProfile, EngineReport, FoundCheckpoints, ResidencyTarget
 from warmprefix_routing.balance import rendezvous_score
-from warmprefix_routing.fleet import Fleet, check_range, check_request, listed
-from warmprefix_routing.members import Member, Replica, check_type
+from warmprefix_routing.fleet import Fleet, check_request, listed
+from warmprefix_routing.members import Member, Replica, check_range, check_type
 from warmprefix_routing.replica_state import OpenRoute, ReplicaBounds, ReplicaLoads, ReplicaTenant, RequestBlocks
 
 __all__ = ["ReplicaRouter", "ReplicaStats", "Route"]
@@ -139,18 +139,8 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
         self,
         replicas: Iterable[Replica | str] = (),
         *,
-        eps: float = 0.25,
-        floor_tokens: int = 50_000,
-        waiting_weight: float = 0.25,
-        held_weight: float = 0.02,
-        window_tokens: int = 1_000_000,
         capacity_tokens: int | None = 500_000,
-        max_nodes: int = 16_384,
-        max_tenants: int = 1_024,
-        max_scopes: int = 1_024,
-        max_conversations: int = 10_000,
-        max_open_routes: int = 10_000,
-        max_bytes: int = 500_000_000,
+        bounds: ReplicaBounds | None = None,
         share_load: bool = False,
         listener: ResidencyTarget | None = None,
         profile: CacheProfile | str = "auto",
@@ -158,22 +148,9 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
         """Start with empty caches.
 
         Args:
-            eps: How far a replica's load may be above the mean, as a share of it.
-            floor_tokens: A load that is never too high, so that a few requests are not spread for balance alone.
-            waiting_weight: Cost of a token that the replica computes first, relative to one of the request's own. It is
-                less than 1, because a prompt computed at another replica costs twice: there it evicts other prefixes.
-            held_weight: Cost of a token in flight: what an engine decodes slows a newcomer down a little.
-            window_tokens: Tokens per replica after which load counts 1/e.
             capacity_tokens: Tokens of context in a replica's prefix cache, for replicas without a number of their own;
                 None for no bound.
-            max_nodes: Most nodes of a prefix tree, per replica and scope.
-            max_tenants: Most tenants; beyond it the least recently used is forgotten, as for `max_scopes`.
-            max_scopes: Most preambles per tenant.
-            max_conversations: Most conversations per tenant.
-            max_open_routes: Most open routes per tenant; beyond it the oldest counts as abandoned.
-            max_bytes: Most memory of all tenants together, estimated to within a quarter. Beyond it, tenants that take
-                more than `max_bytes / max_tenants` forget their oldest records, the least recently used tenant first; a
-                tenant that takes less is never affected.
+            bounds: Numbers that are rarely changed; None for the defaults.
             share_load: Count the load of all tenants together. It balances better where many tenants have little to do
                 each. But then one tenant's requests influence where another's go, which their latencies can reveal.
             listener: Receives the feeds' reports on plans as well: the planner's `residency`, whose scopes they have.
@@ -181,24 +158,19 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
 
         Raises:
             TypeError: `replicas` is one string, or has an element of another type.
-            ValueError: Two replicas have one name, a number is out of range, or the profile is unknown.
+            ValueError: Two replicas have one name, `capacity_tokens` is below 1, or the profile is unknown.
         """
         self._profile = EngineProfile(profile)
-        check_range(1, window_tokens=window_tokens, max_tenants=max_tenants, max_scopes=max_scopes)
-        check_range(1, max_conversations=max_conversations, max_open_routes=max_open_routes, max_bytes=max_bytes)
-        check_range(0, True, eps=eps, floor_tokens=floor_tokens, waiting_weight=waiting_weight, held_weight=held_weight)
-        PrefixTree[bytes](capacity_tokens, max_nodes)  # so that bad bounds fail here, not at the first request
-        self._eps = eps
-        self._floor_tokens = floor_tokens
-        self._waiting_weight = waiting_weight
-        self._held_weight = held_weight
-        self._window_tokens = window_tokens
-        self._bounds = ReplicaBounds(capacity_tokens, max_nodes, max_scopes, max_conversations, max_open_routes)
+        bounds = ReplicaBounds() if bounds is None else bounds
+        check_type("bounds", bounds, ReplicaBounds)
+        PrefixTree[bytes](capacity_tokens, bounds.max_nodes)  # so that bad bounds fail here, not at the first request
+        self._bounds = bounds
+        self._capacity_tokens = capacity_tokens
         self._share_load = share_load
         self._listener = listener
-        self._shared_load = ReplicaLoads(window_tokens, ())
+        self._shared_load = ReplicaLoads(bounds.window_tokens, ())
         """The load that all tenants see if they share it."""
-        super().__init__(replicas, max_tenants, max_bytes)
+        super().__init__(replicas, bounds.max_tenants, bounds.max_bytes)
 
     @property
     def replicas(self) -> tuple[Replica, ...]:
@@ -275,14 +247,14 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
             costs: dict[Member, float] = {}
             for member, resident in residents.items():
                 load = loads.by_member[member]
-                waits = self._waiting_weight * load.waiting + self._held_weight * load.in_flight
+                waits = self._bounds.waiting_weight * load.waiting + self._bounds.held_weight * load.in_flight
                 costs[member] = (prompt - resident + waits) / member.weight
 
             def affinity(best: Sequence[Member]) -> Callable[[Member], float]:
                 held_by_all = min(residents[member] for member in best) if order_locked and placement is None else 0
                 return _affinity(tenant, behind, conversation, _behind(distinct, held_by_all))
 
-            eps = self._eps if placement is None else _CONVERSATION_EPS * self._eps
+            eps = self._bounds.eps if placement is None else _CONVERSATION_EPS * self._bounds.eps
             chosen, spilled = self._choose(loads, costs, prompt, eps, affinity)
             self._number += 1
             route = Route(
@@ -317,7 +289,7 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
         """Return the cheapest replica with room, and whether a cheaper one has none."""
         relative = {member: loads.of(member) / member.weight for member in costs}
         mean = (sum(map(loads.of, costs)) + prompt) / sum(member.weight for member in costs)
-        limit = max(self._floor_tokens, (1 + eps) * mean)
+        limit = max(self._bounds.floor_tokens, (1 + eps) * mean)
         least = min(relative.values())
         with_room = [
             member
@@ -418,15 +390,17 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
             )
 
     def _new_tenant(self, tenant: str | None) -> ReplicaTenant:
-        loads = self._shared_load if self._share_load else ReplicaLoads(self._window_tokens, self._members.values())
-        return ReplicaTenant(self._bounds, loads, not self._share_load)
+        loads = self._shared_load
+        if not self._share_load:
+            loads = ReplicaLoads(self._bounds.window_tokens, self._members.values())
+        return ReplicaTenant(self._bounds, self._capacity_tokens, loads, not self._share_load)
 
     def _tenant_forgotten(self, tenant: str | None, state: ReplicaTenant) -> None:
         state.close_all()
 
     def _forget_tenants(self) -> None:
         super()._forget_tenants()
-        self._shared_load = ReplicaLoads(self._window_tokens, self._members.values())
+        self._shared_load = ReplicaLoads(self._bounds.window_tokens, self._members.values())
 
     def _release_open(self) -> None:
         for state in self._tenants.states.values():

@@ -9,12 +9,14 @@ import pytest
 
 from warmprefix import ContextPlanner, fingerprint
 from warmprefix.errors import NoAgentError
-from warmprefix_routing import Agent, AgentRouter, Replica, ReplicaRouter, SessionHints
+from warmprefix_routing import Agent, AgentBounds, AgentRouter, Replica, ReplicaBounds, ReplicaRouter, SessionHints
 
 agent: Any = Agent
 replica: Any = Replica
 agents: Any = AgentRouter
 replicas: Any = ReplicaRouter
+agent_bounds: Any = AgentBounds
+replica_bounds: Any = ReplicaBounds
 hints: Any = SessionHints
 Case = tuple[Callable[[], object], type[Exception], str]
 
@@ -45,18 +47,18 @@ AGENT_ROUTERS: list[Case] = [
     (lambda: agents(["a", agent("a", 5)]), ValueError, "agents must have different names, got 'a' twice"),
     (lambda: agents([3]), TypeError, "agent must be an Agent or its name, got int"),
     (lambda: agents([""]), ValueError, "name must not be empty, got ''"),
-    (lambda: agents(eps="x"), TypeError, "eps must be a number, got str"),
-    (lambda: agents(eps=-0.1), ValueError, "eps must be 0 or more, and finite, got -0.1"),
-    (lambda: agents(eps=float("nan")), ValueError, "eps must be 0 or more, and finite, got nan"),
-    (lambda: agents(eps=float("inf")), ValueError, "eps must be 0 or more, and finite, got inf"),
-    (lambda: agents(free_tokens=-1), ValueError, "free_tokens must be 0 or more, got -1"),
-    (lambda: agents(prompt_tokens=-1), ValueError, "prompt_tokens must be 0 or more, got -1"),
-    (lambda: agents(window_tokens=0), ValueError, "window_tokens must be 1 or more, got 0"),
-    (lambda: agents(max_blocks=0), ValueError, "max_blocks must be 1 or more, got 0"),
-    (lambda: agents(max_tenants=0), ValueError, "max_tenants must be 1 or more, got 0"),
-    (lambda: agents(max_bytes=0), ValueError, "max_bytes must be 1 or more, got 0"),
-    (lambda: agents(max_conversations=0), ValueError, "max_conversations must be 1 or more, got 0"),
-    (lambda: agents(max_open=0), ValueError, "max_open must be 1 or more, got 0"),
+    (lambda: agent_bounds(eps="x"), TypeError, "eps must be a number, got str"),
+    (lambda: agent_bounds(eps=-0.1), ValueError, "eps must be 0 or more, and finite, got -0.1"),
+    (lambda: agent_bounds(eps=float("nan")), ValueError, "eps must be 0 or more, and finite, got nan"),
+    (lambda: agent_bounds(eps=float("inf")), ValueError, "eps must be 0 or more, and finite, got inf"),
+    (lambda: agent_bounds(free_tokens=-1), ValueError, "free_tokens must be 0 or more, got -1"),
+    (lambda: agent_bounds(prompt_tokens=-1), ValueError, "prompt_tokens must be 0 or more, got -1"),
+    (lambda: agent_bounds(window_tokens=0), ValueError, "window_tokens must be 1 or more, got 0"),
+    (lambda: agent_bounds(max_blocks=0), ValueError, "max_blocks must be 1 or more, got 0"),
+    (lambda: agent_bounds(max_tenants=0), ValueError, "max_tenants must be 1 or more, got 0"),
+    (lambda: agent_bounds(max_bytes=0), ValueError, "max_bytes must be 1 or more, got 0"),
+    (lambda: agent_bounds(max_conversations=0), ValueError, "max_conversations must be 1 or more, got 0"),
+    (lambda: agent_bounds(max_open=0), ValueError, "max_open must be 1 or more, got 0"),
     (lambda: agents(sharing="redis://"), TypeError, "sharing must be an OrderSharing or None, got str"),
     (lambda: agents(["a"]).join("b", feed=3), TypeError, "feed must be a ResidencyFeed or None, got int"),
     (lambda: agents(["a"]).join("a"), ValueError, "agents must have different names, got 'a' twice"),
@@ -90,19 +92,23 @@ REPLICA_ROUTERS: list[Case] = [
     (lambda: replicas([agent("a")]), TypeError, "replica must be a Replica or its name, got Agent"),
     (lambda: replicas(["a", "a"]), ValueError, "replicas must have different names, got 'a' twice"),
     (lambda: replicas([""]), ValueError, "name must not be empty, got ''"),
-    (lambda: replicas(eps=-0.1), ValueError, "eps must be 0 or more, and finite, got -0.1"),
-    (lambda: replicas(held_weight=float("inf")), ValueError, "held_weight must be 0 or more, and finite, got inf"),
-    (lambda: replicas(waiting_weight=-1), ValueError, "waiting_weight must be 0 or more, and finite, got -1"),
-    (lambda: replicas(eps=float("nan")), ValueError, "eps must be 0 or more, and finite, got nan"),
-    (lambda: replicas(floor_tokens=-1), ValueError, "floor_tokens must be 0 or more, and finite, got -1"),
-    (lambda: replicas(window_tokens=0), ValueError, "window_tokens must be 1 or more, got 0"),
+    (lambda: replica_bounds(eps=-0.1), ValueError, "eps must be 0 or more, and finite, got -0.1"),
+    (
+        lambda: replica_bounds(held_weight=float("inf")),
+        ValueError,
+        "held_weight must be 0 or more, and finite, got inf",
+    ),
+    (lambda: replica_bounds(waiting_weight=-1), ValueError, "waiting_weight must be 0 or more, and finite, got -1"),
+    (lambda: replica_bounds(eps=float("nan")), ValueError, "eps must be 0 or more, and finite, got nan"),
+    (lambda: replica_bounds(floor_tokens=-1), ValueError, "floor_tokens must be 0 or more, and finite, got -1"),
+    (lambda: replica_bounds(window_tokens=0), ValueError, "window_tokens must be 1 or more, got 0"),
     (lambda: replicas(capacity_tokens=0), ValueError, "capacity_tokens must be 1 or more, or None, got 0"),
-    (lambda: replicas(max_nodes=0), ValueError, "max_nodes must be 1 or more, got 0"),
-    (lambda: replicas(max_scopes=0), ValueError, "max_scopes must be 1 or more, got 0"),
-    (lambda: replicas(max_tenants=0), ValueError, "max_tenants must be 1 or more, got 0"),
-    (lambda: replicas(max_conversations=0), ValueError, "max_conversations must be 1 or more, got 0"),
-    (lambda: replicas(max_open_routes=0), ValueError, "max_open_routes must be 1 or more, got 0"),
-    (lambda: replicas(max_bytes=0), ValueError, "max_bytes must be 1 or more, got 0"),
+    (lambda: replicas(bounds=replica_bounds(max_nodes=0)), ValueError, "max_nodes must be 1 or more, got 0"),
+    (lambda: replica_bounds(max_scopes=0), ValueError, "max_scopes must be 1 or more, got 0"),
+    (lambda: replica_bounds(max_tenants=0), ValueError, "max_tenants must be 1 or more, got 0"),
+    (lambda: replica_bounds(max_conversations=0), ValueError, "max_conversations must be 1 or more, got 0"),
+    (lambda: replica_bounds(max_open_routes=0), ValueError, "max_open_routes must be 1 or more, got 0"),
+    (lambda: replica_bounds(max_bytes=0), ValueError, "max_bytes must be 1 or more, got 0"),
     (lambda: replicas(["a"]).target("b"), ValueError, "replica must be one of 'a', got 'b'"),
     (lambda: replicas(["a"]).join("b", feed=3), TypeError, "feed must be a ResidencyFeed or None, got int"),
     (lambda: replicas().route(), NoAgentError, "no replica is available"),

@@ -13,7 +13,7 @@ import pytest
 from tests.prefix_integrity import check_integrity
 
 from warmprefix import ContextBlock
-from warmprefix_routing import ReplicaRouter, replica_state
+from warmprefix_routing import ReplicaBounds, ReplicaRouter, replica_state
 from warmprefix_routing.replica_state import ReplicaTenant
 
 MAX_BYTES = 400_000
@@ -80,8 +80,8 @@ FILLINGS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("tenants", [1, 30])
 def test_many_tenants_stay_within_the_bound(traced: None, filling: str, tenants: int, share_load: bool) -> None:
     filled = FILLINGS[filling]
-    options: dict[str, Any] = {"max_bytes": MAX_BYTES, "max_tenants": 100, "share_load": share_load}
-    router = ReplicaRouter(NAMES, capacity_tokens=None, **options)
+    bounds = ReplicaBounds(max_bytes=MAX_BYTES, max_tenants=100)
+    router = ReplicaRouter(NAMES, capacity_tokens=None, bounds=bounds, share_load=share_load)
     before = allocated()
     most = 0
     for number in range(5_000 // (filled["blocks"] + 3)):
@@ -102,7 +102,7 @@ def test_many_tenants_stay_within_the_bound(traced: None, filling: str, tenants:
 
 @pytest.mark.slow
 def test_tenants_that_shrank_release_their_tables(traced: None) -> None:
-    router = ReplicaRouter(NAMES, capacity_tokens=None, max_bytes=MAX_BYTES, max_tenants=100)
+    router = ReplicaRouter(NAMES, capacity_tokens=None, bounds=ReplicaBounds(max_bytes=MAX_BYTES, max_tenants=100))
     before = allocated()
     for tenant in range(10):  # each fills the router alone
         for _ in range(1_000):
@@ -135,8 +135,8 @@ def a_life(router: ReplicaRouter, others: Random | None) -> list[object]:
 
 
 def test_a_tenant_within_its_share_is_routed_as_if_it_were_alone() -> None:
-    options: dict[str, Any] = {"max_bytes": 800_000, "max_tenants": 5}
-    crowded, alone = ReplicaRouter(NAMES, **options), ReplicaRouter(NAMES, **options)
+    bounds = ReplicaBounds(max_bytes=800_000, max_tenants=5)
+    crowded, alone = ReplicaRouter(NAMES, bounds=bounds), ReplicaRouter(NAMES, bounds=bounds)
     assert a_life(crowded, Random(2)) == a_life(alone, None)
     assert 0.9 * 800_000 < crowded.stats().memory_bytes <= 800_000
     assert crowded.stats().tenants == 4
@@ -147,7 +147,9 @@ def test_a_tenant_within_its_share_is_routed_as_if_it_were_alone() -> None:
 @pytest.mark.parametrize("share_load", [False, True])
 def test_recorded_memory_stays_consistent(max_bytes: int, share_load: bool) -> None:
     rng = Random(max_bytes)
-    router = ReplicaRouter(NAMES, max_bytes=max_bytes, max_tenants=3, max_scopes=3, share_load=share_load)
+    router = ReplicaRouter(
+        NAMES, share_load=share_load, bounds=ReplicaBounds(max_bytes=max_bytes, max_tenants=3, max_scopes=3)
+    )
     blocks, opened = new_blocks(40), []
     for _ in range(1_500):
         what = rng.randrange(20)

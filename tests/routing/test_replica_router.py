@@ -19,7 +19,7 @@ from warmprefix import ContextBlock, ContextPlanner, EngineReport, fingerprint
 from warmprefix.errors import NoAgentError
 from warmprefix.plan import Scope
 from warmprefix.residency import FeedStats, FoundCheckpoints, ResidencyTarget, ServedPrompt
-from warmprefix_routing import Replica, ReplicaRouter, ReplicaStats, Route
+from warmprefix_routing import Replica, ReplicaBounds, ReplicaRouter, ReplicaStats, Route
 from warmprefix_routing.replica_state import ReplicaCache, ReplicaTenant
 
 NAMES = ["a", "b", "c", "d"]
@@ -101,7 +101,7 @@ def test_the_choice_can_be_among_some_replicas() -> None:
 
 
 def test_the_cost_is_the_documented_one() -> None:
-    router = ReplicaRouter(["a", Replica("b", weight=2.0)], waiting_weight=0.5, held_weight=0.1)
+    router = ReplicaRouter(["a", Replica("b", weight=2.0)], bounds=ReplicaBounds(waiting_weight=0.5, held_weight=0.1))
     first = router.route([block(1, 400)], prompt_tokens=1_000)
     other = "b" if first.replica == "a" else "a"
     second = router.route([block(2)], prompt_tokens=600)
@@ -214,7 +214,7 @@ def test_history_is_lost_after_a_cache_full_of_other_tokens() -> None:
 
 
 def test_a_conversation_moves_when_waiting_costs_more_than_its_history() -> None:
-    router = ReplicaRouter(["a", "b"], waiting_weight=1.0)
+    router = ReplicaRouter(["a", "b"], bounds=ReplicaBounds(waiting_weight=1.0))
     home = served(router, [block(1)], conversation="chat").replica
     first = on(router, home, 100)
     waiting = router.route([first], prompt_tokens=150)
@@ -228,7 +228,7 @@ def test_a_conversation_moves_when_waiting_costs_more_than_its_history() -> None
 
 
 def test_a_conversation_may_take_its_replica_farther_above_the_mean_than_a_single_prompt() -> None:
-    router = ReplicaRouter(["a", "b"], eps=0.25, floor_tokens=0, waiting_weight=0, held_weight=0)
+    router = ReplicaRouter(["a", "b"], bounds=ReplicaBounds(eps=0.25, floor_tokens=0, waiting_weight=0, held_weight=0))
     home = served(router, [block(1)], conversation="chat").replica
     other = "b" if home == "a" else "a"
     for name, tokens in ((home, 3_000), (other, 2_000)):
@@ -328,7 +328,7 @@ def test_simultaneous_requests_mark_nothing_stale() -> None:
 
 
 def test_abandoned_requests_do_not_age_the_load() -> None:
-    router = ReplicaRouter(NAMES, window_tokens=1_000)
+    router = ReplicaRouter(NAMES, bounds=ReplicaBounds(window_tokens=1_000))
     home = served(router, [block(1)]).replica
     for number in range(100):
         router.abandon(router.route([block(number)]))
@@ -366,7 +366,7 @@ def test_returning_replica_holds_nothing() -> None:
 
 
 def test_joining_replica_is_not_flooded() -> None:
-    router = ReplicaRouter(["a", "b", "c"], floor_tokens=0)
+    router = ReplicaRouter(["a", "b", "c"], bounds=ReplicaBounds(floor_tokens=0))
     for number in range(300):
         served(router, [block(number)])
     router.join("d")
@@ -523,7 +523,7 @@ def test_one_tenant_does_not_influence_another() -> None:
 
 
 def test_bounds_are_per_tenant() -> None:
-    router = ReplicaRouter(NAMES, max_scopes=3, max_conversations=3, max_open_routes=3)
+    router = ReplicaRouter(NAMES, bounds=ReplicaBounds(max_scopes=3, max_conversations=3, max_open_routes=3))
     home = served(router, [block(1)], tenant="acme", conversation="chat").replica
     under_way = router.route([block(1)], tenant="acme", preamble="Answer.")
     for number in range(50):
@@ -573,7 +573,9 @@ def test_preambles_share_no_prefix() -> None:
 @pytest.mark.parametrize("share_load", [False, True])
 def test_memory_is_bounded(share_load: bool) -> None:
     router = ReplicaRouter(
-        NAMES, max_tenants=2, max_scopes=5, max_conversations=7, max_open_routes=11, max_nodes=3, share_load=share_load
+        NAMES,
+        share_load=share_load,
+        bounds=ReplicaBounds(max_tenants=2, max_scopes=5, max_conversations=7, max_open_routes=11, max_nodes=3),
     )
     for number in range(600):
         tenant, preamble = f"t{number // 200}", f"p{number % 20}"
@@ -629,7 +631,7 @@ def test_threads_share_a_router() -> None:
 @settings(max_examples=settings().max_examples // 3)
 @given(st.data())
 def test_bookings_balance_and_the_guard_holds(data: st.DataObject) -> None:
-    router = ReplicaRouter(NAMES, eps=0.25, floor_tokens=1_000, window_tokens=20_000)
+    router = ReplicaRouter(NAMES, bounds=ReplicaBounds(eps=0.25, floor_tokens=1_000, window_tokens=20_000))
     opened: list[Route] = []
     for _ in range(data.draw(st.integers(1, 60))):
         what = data.draw(st.sampled_from(["route"] * 4 + ["commit", "abandon", "prefilled", "fail"]))

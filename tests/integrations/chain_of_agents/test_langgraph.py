@@ -23,7 +23,7 @@ from warmprefix import ContextBlock, ContextPlanner, EngineReport, MissingExtraE
 from warmprefix.errors import NoAgentError
 from warmprefix_chain_of_agents.documents import as_blocks
 from warmprefix_chain_of_agents.langgraph import AgentDocuments, GraphFanOut
-from warmprefix_routing import AgentRouter
+from warmprefix_routing import AgentBounds, AgentRouter
 
 pytestmark = pytest.mark.filterwarnings("ignore:Core Pydantic V1 functionality:UserWarning")
 
@@ -61,7 +61,7 @@ class Flaky:
 @pytest.fixture
 def router() -> AgentRouter:
     """Forgets next to nothing of a load, so that loads can be added up."""
-    return AgentRouter(AGENTS, window_tokens=10**12)
+    return AgentRouter(AGENTS, bounds=AgentBounds(window_tokens=10**12))
 
 
 def texts(count: int, start: int = 0) -> list[str]:

@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 
 from warmprefix import ContextBlock, ContextPlanner, EngineReport
 from warmprefix_chain_of_agents.langgraph import AgentDocuments, GraphFanOut
-from warmprefix_routing import AgentRouter
+from warmprefix_routing import AgentBounds, AgentRouter
 
 pytestmark = pytest.mark.filterwarnings("ignore:Core Pydantic V1 functionality:UserWarning")
 
@@ -167,7 +167,7 @@ async def test_failures_on_the_way_change_nothing_that_counts(turns: Sequence[An
     loads: list[float] = []
     for failing in (False, True):
         each = team()
-        router = AgentRouter(AGENTS, window_tokens=10**12)
+        router = AgentRouter(AGENTS, bounds=AgentBounds(window_tokens=10**12))
         fan_out = GraphFanOut(router, "read", carry=["question"])
         app = with_router(each, fan_out)
         for turn in asked:

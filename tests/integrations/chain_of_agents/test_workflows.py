@@ -21,7 +21,7 @@ from workflows.events import StartEvent, StopEvent
 from warmprefix import ContextBlock, EngineReport
 from warmprefix.errors import NoAgentError
 from warmprefix_chain_of_agents.workflows import DocumentsAssigned, DocumentsRead, WorkflowFanOut
-from warmprefix_routing import AgentRouter
+from warmprefix_routing import AgentBounds, AgentRouter
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The 'validate_default' attribute"),
@@ -97,7 +97,7 @@ class Team(Workflow):
 @pytest.fixture
 def router() -> AgentRouter:
     """Forgets next to nothing of a load, so that loads can be added up."""
-    return AgentRouter(AGENTS, window_tokens=10**12)
+    return AgentRouter(AGENTS, bounds=AgentBounds(window_tokens=10**12))
 
 
 def texts(count: int, start: int = 0) -> list[str]:

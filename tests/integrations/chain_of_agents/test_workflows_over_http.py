@@ -12,7 +12,7 @@ from workflows.events import StartEvent, StopEvent
 
 from warmprefix import ContextBlock, EngineReport
 from warmprefix_chain_of_agents.workflows import DocumentsAssigned, DocumentsRead, WorkflowFanOut
-from warmprefix_routing import AgentRouter
+from warmprefix_routing import AgentBounds, AgentRouter
 
 AGENTS = ("ann", "ben", "cem", "dan")
 TURNS = 40
@@ -137,7 +137,7 @@ async def test_more_is_cached_than_with_round_robin(turns: Sequence[Any], start_
 async def test_failures_on_the_way_change_nothing_that_counts(
     turns: Sequence[Any], start_engine: Callable[[], Any]
 ) -> None:
-    router = AgentRouter(AGENTS, window_tokens=10**12)
+    router = AgentRouter(AGENTS, bounds=AgentBounds(window_tokens=10**12))
     team = Team(WorkflowFanOut(router, Task), start_engine)
     given = 0
     for turn in turns[:10]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from warmprefix import ContextBlock
-from warmprefix_routing import Agent, AgentRouter, Assignment
+from warmprefix_routing import Agent, AgentBounds, AgentRouter, Assignment
 
 EPS, FREE = 0.25, 4_096
 HOT = ContextBlock("The hot document.", tokens=600)
@@ -43,7 +43,7 @@ def check_bound(router: AgentRouter, before: dict[str, float], assignment: Assig
 @pytest.mark.parametrize("k", [1, 5, 15])
 @pytest.mark.parametrize("agents", [4, 15, 32])
 def test_the_bound_holds_after_every_request(agents: int, k: int, together: bool) -> None:
-    router = AgentRouter([f"agent-{i}" for i in range(agents)], eps=EPS, free_tokens=FREE)
+    router = AgentRouter([f"agent-{i}" for i in range(agents)], bounds=AgentBounds(eps=EPS, free_tokens=FREE))
     seen: set[ContextBlock] = set()
     held = again = 0
     before = dict.fromkeys([agent.name for agent in router.agents], 0.0)
@@ -66,7 +66,7 @@ def test_the_bound_holds_after_every_request(agents: int, k: int, together: bool
 @pytest.mark.parametrize("agents", [4, 15, 32])
 def test_a_document_alone_is_spread_over_all(agents: int) -> None:
     """Requests for one document keep all agents equally busy, and each computes it once."""
-    router = AgentRouter([f"agent-{i}" for i in range(agents)], eps=EPS, free_tokens=FREE)
+    router = AgentRouter([f"agent-{i}" for i in range(agents)], bounds=AgentBounds(eps=EPS, free_tokens=FREE))
     new = 0
     for _ in range(100 * agents):
         assignment = router.assign([HOT])
@@ -79,7 +79,7 @@ def test_a_document_alone_is_spread_over_all(agents: int) -> None:
 
 def test_a_tenant_of_little_traffic_spills_nothing() -> None:
     """Below `free_tokens` there is no hotspot, however uneven the loads."""
-    router = AgentRouter([f"agent-{i}" for i in range(8)], eps=EPS, free_tokens=FREE)
+    router = AgentRouter([f"agent-{i}" for i in range(8)], bounds=AgentBounds(eps=EPS, free_tokens=FREE))
     agents = set()
     for _ in range(FREE // HOT.tokens):
         assignment = router.assign([HOT])
@@ -90,7 +90,9 @@ def test_a_tenant_of_little_traffic_spills_nothing() -> None:
 
 
 def test_heavier_agents_get_more_of_it() -> None:
-    router = AgentRouter([Agent("a"), Agent("b", weight=3.0)], eps=0.1, free_tokens=0, window_tokens=10**9)
+    router = AgentRouter(
+        [Agent("a"), Agent("b", weight=3.0)], bounds=AgentBounds(eps=0.1, free_tokens=0, window_tokens=10**9)
+    )
     got = {"a": 0, "b": 0}
     for request in stream(400, 5):
         assignment = router.assign(request)
@@ -102,7 +104,7 @@ def test_heavier_agents_get_more_of_it() -> None:
 
 def test_a_document_that_many_tenants_ask_for_a_little_is_spread_too() -> None:
     """Each tenant has its own hash, because its load stays below `free_tokens`."""
-    router = AgentRouter([f"agent-{i}" for i in range(8)], eps=EPS, free_tokens=FREE)
+    router = AgentRouter([f"agent-{i}" for i in range(8)], bounds=AgentBounds(eps=EPS, free_tokens=FREE))
     got = dict.fromkeys([agent.name for agent in router.agents], 0)
     for tenant in range(200):
         first, again = router.assign([HOT], tenant=f"tenant {tenant}"), router.assign([HOT], tenant=f"tenant {tenant}")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from warmprefix import ContextBlock
-from warmprefix_routing import Agent, AgentRouter
+from warmprefix_routing import Agent, AgentBounds, AgentRouter
 
 MAX_BYTES = 400_000
 ACCURACY = 1.25
@@ -63,7 +63,7 @@ FILLINGS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("tenants", [1, 50])
 def test_many_tenants_stay_within_the_bound(traced: None, filling: str, tenants: int) -> None:
     filled = FILLINGS[filling]
-    router = AgentRouter(filled["of"], max_bytes=MAX_BYTES, max_tenants=100)
+    router = AgentRouter(filled["of"], bounds=AgentBounds(max_bytes=MAX_BYTES, max_tenants=100))
     before = allocated()
     most = 0
     for number in range(2_000 // filled["blocks"]):
@@ -81,7 +81,7 @@ def test_many_tenants_stay_within_the_bound(traced: None, filling: str, tenants:
 
 
 def test_tenants_that_shrank_release_their_tables(traced: None) -> None:
-    router = AgentRouter(agents(2), max_bytes=MAX_BYTES, max_tenants=100)
+    router = AgentRouter(agents(2), bounds=AgentBounds(max_bytes=MAX_BYTES, max_tenants=100))
     before = allocated()
     for tenant in range(10):  # each fills the router alone
         for _ in range(60):
@@ -126,8 +126,8 @@ def a_life(router: AgentRouter, others: Random | None) -> list[object]:
 
 
 def test_a_tenant_within_its_share_is_routed_as_if_it_were_alone() -> None:
-    options: dict[str, Any] = {"max_bytes": 1_000_000, "max_tenants": 10, "free_tokens": 500}
-    crowded, alone = AgentRouter(agents(4), **options), AgentRouter(agents(4), **options)
+    bounds = AgentBounds(max_bytes=1_000_000, max_tenants=10, free_tokens=500)
+    crowded, alone = AgentRouter(agents(4), bounds=bounds), AgentRouter(agents(4), bounds=bounds)
     assert a_life(crowded, Random(2)) == a_life(alone, None)
     stats = crowded.stats()
     assert 0.9 * 1_000_000 < stats.memory_bytes <= 1_000_000
@@ -135,7 +135,7 @@ def test_a_tenant_within_its_share_is_routed_as_if_it_were_alone() -> None:
 
 
 def test_least_recently_used_large_tenant_shrinks_first() -> None:
-    router = AgentRouter(agents(2), max_bytes=1_000_000, max_tenants=10)
+    router = AgentRouter(agents(2), bounds=AgentBounds(max_bytes=1_000_000, max_tenants=10))
     kept = {name: new_blocks(800) for name in ("idle", "active")}
     for tenant, blocks in kept.items():
         for start in range(0, 800, 20):
@@ -153,7 +153,7 @@ def test_least_recently_used_large_tenant_shrinks_first() -> None:
 
 
 def test_too_many_agents_drop_the_oldest_tenants() -> None:
-    router = AgentRouter(agents(200), max_bytes=1_000_000, max_tenants=1_000)
+    router = AgentRouter(agents(200), bounds=AgentBounds(max_bytes=1_000_000, max_tenants=1_000))
     for i in range(50):
         router.commit(router.assign(new_blocks(2), tenant=f"tenant {i}"))
     stats = router.stats()
@@ -167,7 +167,7 @@ def test_too_many_agents_drop_the_oldest_tenants() -> None:
 
 
 def test_router_routes_below_the_memory_of_one_tenant() -> None:
-    router = AgentRouter(agents(3), max_bytes=1)
+    router = AgentRouter(agents(3), bounds=AgentBounds(max_bytes=1))
     for i in range(10):
         assignment = router.assign(new_blocks(5), tenant=f"tenant {i % 2}", conversation="chat")
         assert len(assignment.blocks) == 5

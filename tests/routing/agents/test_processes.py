@@ -9,11 +9,11 @@ import sys
 PROGRAM = """
 import hashlib, random
 from warmprefix import ContextBlock, EngineReport
-from warmprefix_routing import Agent, AgentRouter
+from warmprefix_routing import Agent, AgentBounds, AgentRouter
 
 rng = random.Random(1)
 blocks = [ContextBlock(f"block {i}", tokens=rng.randrange(500)) for i in range(200)]
-router = AgentRouter([Agent(f"agent-{i}", 20_000, 1.0 + i % 2) for i in range(7)], free_tokens=1_000)
+router = AgentRouter([Agent(f"agent-{i}", 20_000, 1.0 + i % 2) for i in range(7)], bounds=AgentBounds(free_tokens=1_000))
 digest = hashlib.sha256()
 for i in range(300):
     assignment = router.assign(

@@ -15,7 +15,7 @@ import pytest
 
 from warmprefix import ContextBlock, ContextPlanner, EngineReport
 from warmprefix.errors import EngineError, NoAgentError
-from warmprefix_routing import Agent, AgentRouter, Assignment, RouterStats
+from warmprefix_routing import Agent, AgentBounds, AgentRouter, Assignment, RouterStats
 
 
 def block(name: object, tokens: int = 100) -> ContextBlock:
@@ -193,7 +193,7 @@ def test_parts_of_an_assignment_end_separately() -> None:
 
 
 def test_oldest_assignment_beyond_max_open_counts_as_read() -> None:
-    router = AgentRouter(["a", "b"], max_open=3)
+    router = AgentRouter(["a", "b"], bounds=AgentBounds(max_open=3))
     made = [router.assign(blocks(i)) for i in range(5)]
     assert router.stats().open == 3
     assert [router.commit(assignment) for assignment in made] == [False, False, True, True, True]
@@ -201,7 +201,7 @@ def test_oldest_assignment_beyond_max_open_counts_as_read() -> None:
 
 
 def test_abandoned_blocks_do_not_age_the_load() -> None:
-    router = AgentRouter(["a", "b"], window_tokens=100)
+    router = AgentRouter(["a", "b"], bounds=AgentBounds(window_tokens=100))
     read(router, blocks(*range(4)))
     before = router.load()
     for _ in range(50):
@@ -242,7 +242,7 @@ def test_ended_blocks_are_not_reassigned() -> None:
 
 def test_assignment_without_bookings_is_reassigned_whole() -> None:
     """Reading twice is better than not reading."""
-    router, other = AgentRouter(["a", "b"], max_open=1), AgentRouter(["a", "b"])
+    router, other = AgentRouter(["a", "b"], bounds=AgentBounds(max_open=1)), AgentRouter(["a", "b"])
     foreign = other.assign(blocks(*range(4)))
     pushed_out = router.assign(blocks(*range(4)))
     router.assign(blocks("x"))
@@ -275,7 +275,7 @@ def test_no_agent_is_left() -> None:
 
 def test_only_blocks_of_the_failed_agent_move() -> None:
     names = [f"agent-{i}" for i in range(8)]
-    router = AgentRouter(names, eps=1.0)
+    router = AgentRouter(names, bounds=AgentBounds(eps=1.0))
     before: dict[str, str] = {}
     for i in range(40):
         before |= readers(read(router, blocks(*range(10 * i, 10 * i + 10))))
@@ -404,7 +404,7 @@ def test_cached_copies_do_not_count_behind_a_chat() -> None:
 
 
 def test_together_an_agent_gets_no_more_than_its_share() -> None:
-    router = AgentRouter(["a", "b", "c"], prompt_tokens=0)
+    router = AgentRouter(["a", "b", "c"], bounds=AgentBounds(prompt_tokens=0))
     read(router, blocks(*range(9)), agents=["a"])
     apart = router.assign(blocks(*range(9)))
     assert set(readers(apart).values()) == {"a"}
@@ -491,7 +491,7 @@ def test_report_on_several_agents_is_ignored() -> None:
 
 
 def test_memory_is_bounded() -> None:
-    router = AgentRouter(["a", "b"], max_blocks=5, max_tenants=3, max_conversations=2, max_open=4)
+    router = AgentRouter(["a", "b"], bounds=AgentBounds(max_blocks=5, max_tenants=3, max_conversations=2, max_open=4))
     for tenant in range(6):
         for i in range(40):
             assignment = router.assign(blocks(i, i + 1, i + 2), conversation=f"chat {i % 7}", tenant=f"tenant {tenant}")
@@ -522,7 +522,7 @@ def test_agents_that_come_and_go_leave_nothing() -> None:
 
 def test_forgotten_tenant_starts_empty() -> None:
     """Late calls on its earlier assignments change nothing."""
-    router = AgentRouter(["a", "b"], max_tenants=1)
+    router = AgentRouter(["a", "b"], bounds=AgentBounds(max_tenants=1))
     old = [router.assign(blocks(*range(6)), tenant="acme", conversation="chat") for _ in range(3)]
     router.assign(["x"], tenant="other")
     fresh = router.assign(blocks(*range(6)), tenant="acme", conversation="chat")
@@ -556,7 +556,7 @@ def test_reset_forgets_everything_except_the_agents() -> None:
 
 
 def test_stats_add_up() -> None:
-    router = AgentRouter(["a", "b", "c"], free_tokens=0, eps=0.1)
+    router = AgentRouter(["a", "b", "c"], bounds=AgentBounds(free_tokens=0, eps=0.1))
     made: list[Assignment] = []
     hot = blocks("hot", tokens=900)
     for i in range(60):

@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 
 from warmprefix import ContextBlock, EngineReport
 from warmprefix.errors import NoAgentError
-from warmprefix_routing import Agent, AgentRouter, Assignment, agent_state
+from warmprefix_routing import Agent, AgentBounds, AgentRouter, Assignment, agent_state
 from warmprefix_routing.agent_state import AgentTenant
 
 BLOCKS = [ContextBlock(f"block {i}", tokens=(0, 40, 200, 400)[i % 4]) for i in range(14)]
@@ -88,12 +88,9 @@ class RouterMachine(RuleBasedStateMachine):
     def begin(self, capacity: int | None, bound: int, eps: float) -> None:
         self.router = AgentRouter(
             [Agent(name, capacity) for name in NAMES[:3]],
-            eps=eps,
-            free_tokens=300,
-            max_blocks=6,
-            max_tenants=2,
-            max_conversations=2,
-            max_open=bound,
+            bounds=AgentBounds(
+                eps=eps, free_tokens=300, max_blocks=6, max_tenants=2, max_conversations=2, max_open=bound
+            ),
         )
         self.alive, self.failed = set(NAMES[:3]), set[str]()
 
@@ -230,7 +227,7 @@ TestRouterModel.settings = settings()
 
 @pytest.mark.parametrize("max_bytes", [500_000_000, 12_000])
 def test_concurrent_calls_keep_the_state_consistent(max_bytes: int) -> None:
-    router = AgentRouter(NAMES, max_blocks=20, max_open=50, max_tenants=2, max_bytes=max_bytes)
+    router = AgentRouter(NAMES, bounds=AgentBounds(max_blocks=20, max_open=50, max_tenants=2, max_bytes=max_bytes))
     failures: list[BaseException] = []
 
     def work(seed: int) -> None:

@@ -18,7 +18,7 @@ from warmprefix.order_sharing import MAX_BLOCKS, MAX_TOKENS, LearnedOrder, NoSha
 from warmprefix_redis.order_codec import encode, pack, stream_key
 from warmprefix_redis.order_sharing import RedisOrderSharing
 from warmprefix_redis.settings import SharedSettings
-from warmprefix_routing import Agent, AgentRouter, Assignment
+from warmprefix_routing import Agent, AgentBounds, AgentRouter, Assignment
 from warmprefix_routing.segments import Segment, name_digest, read_segment, routing_scope, write_segment
 
 AGENTS = ["agent-a", "agent-b", "agent-c"]
@@ -52,11 +52,11 @@ def new_router(prefix: str) -> Iterator[NewRouter]:
     before = set(threading.enumerate())
     made: list[AgentRouter] = []
 
-    def make(url: str, agents: Any = AGENTS, **options: Any) -> AgentRouter:
+    def make(url: str, agents: Any = AGENTS, **bounds: Any) -> AgentRouter:
         settings = SharedSettings(redis_url=url, key_prefix=prefix)
-        options.setdefault("free_tokens", 10**9)  # so that nothing spills
-        options.setdefault("prompt_tokens", 0)  # so that holders get all their blocks
-        made.append(AgentRouter.from_url(agents=agents, settings=settings, **options))
+        # So that nothing spills, and holders get all their blocks.
+        numbers = AgentBounds(**{"free_tokens": 10**9, "prompt_tokens": 0, **bounds})
+        made.append(AgentRouter.from_url(agents=agents, settings=settings, bounds=numbers))
         return made[-1]
 
     yield make
@@ -333,7 +333,7 @@ def test_environment_configures_sharing(
 ) -> None:
     monkeypatch.setenv("WARMPREFIX_REDIS_URL", server.url)
     monkeypatch.setenv("WARMPREFIX_KEY_PREFIX", prefix)
-    with AgentRouter.from_url(agents=AGENTS, eps=0.5) as router:
+    with AgentRouter.from_url(agents=AGENTS, bounds=AgentBounds(eps=0.5)) as router:
         assert router._bounds.eps == 0.5
         other = new_router(server.url)
         follow(other)
@@ -349,7 +349,7 @@ def test_environment_configures_sharing(
     with pytest.raises(ValueError, match="url must be given, or WARMPREFIX_REDIS_URL"):
         AgentRouter.from_url(agents=AGENTS)
     with pytest.raises(ValueError, match="eps"):
-        AgentRouter.from_url(server.url, AGENTS, eps=-1)
+        AgentRouter.from_url(server.url, AGENTS, bounds=AgentBounds(eps=-1))
     with pytest.raises(ValueError, match="url"):
         AgentRouter.from_url("http://example", AGENTS)
 

@@ -9,14 +9,17 @@ from dataclasses import replace
 import pytest
 
 from warmprefix import ContextBlock, EngineReport
-from warmprefix_routing import Agent, AgentRouter, Assignment
+from warmprefix_routing import Agent, AgentBounds, AgentRouter, Assignment
 
 VICTIM = "acme"
 BLOCKS = [ContextBlock(f"A document of the victim's, number {i}.", tokens=100 + 37 * i) for i in range(40)]
 
 
 def new_router() -> AgentRouter:
-    return AgentRouter([Agent(f"agent-{i}", capacity_tokens=20_000) for i in range(5)], max_open=100, free_tokens=500)
+    return AgentRouter(
+        [Agent(f"agent-{i}", capacity_tokens=20_000) for i in range(5)],
+        bounds=AgentBounds(max_open=100, free_tokens=500),
+    )
 
 
 def victims_life(router: AgentRouter, meanwhile: Callable[[list[Assignment]], object]) -> list[object]:
