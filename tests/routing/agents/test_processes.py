@@ -13,7 +13,8 @@ from warmprefix_routing import Agent, AgentBounds, AgentRouter
 
 rng = random.Random(1)
 blocks = [ContextBlock(f"block {i}", tokens=rng.randrange(500)) for i in range(200)]
-router = AgentRouter([Agent(f"agent-{i}", 20_000, 1.0 + i % 2) for i in range(7)], bounds=AgentBounds(free_tokens=1_000))
+agents = [Agent(f"agent-{i}", 20_000, 1.0 + i % 2) for i in range(7)]
+router = AgentRouter(agents, bounds=AgentBounds(free_tokens=1_000))
 digest = hashlib.sha256()
 for i in range(300):
     assignment = router.assign(
