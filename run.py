@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -33,7 +34,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
 SITE = ROOT / "build" / "site"
-FRAMEWORKS = ("chain_of_agents", "langchain", "llamaindex", "mem0")
+FRAMEWORKS = re.findall(r"^(\w+)-oldest = ", (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
+"""Those with a dependency group for their oldest versions; there is one for their newest, too."""
 VERSIONS = ("newest", "oldest")
 PYTHON_VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 CORE_TESTS = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from warmprefix.extensions import extension, extension_names
 from warmprefix.ordering import POLICIES as CORE_POLICIES
 from warmprefix.ordering import OrderingPolicy
 from warmprefix_baselines.context_index import ContextIndex, ContextIndexPolicy, context_distance
@@ -26,17 +27,11 @@ __all__ = [
 
 POLICIES: Mapping[str, Callable[[], OrderingPolicy]] = MappingProxyType(
     {
-        "relevance": CORE_POLICIES["relevance"],
-        "sorted": CORE_POLICIES["sorted"],
-        "frequency": FrequencyPolicy,
-        "greedy": GreedyPolicy,
-        "recency": RecencyPolicy,
-        "oracle": OraclePolicy,
-        "context-index": ContextIndexPolicy,
-        "coaccess": CORE_POLICIES["coaccess"],
+        **CORE_POLICIES,
+        **{name: extension("warmprefix.policies", name) for name in extension_names("warmprefix.policies")},
     }
 )
-"""The policies of warmprefix and these, by the name that `ContextPlanner` accepts."""
+"""The policies of warmprefix and of all installed packages, by the name that `ContextPlanner` accepts."""
 
 BATCH_PLANNERS = ("auto", "merge", "context-index", "frequency", "relevance")
 """Names of the planners that `ContextPlanner.plan_batch` accepts, with these."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import typer
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from typer.cli import get_docs_for_click
@@ -18,15 +19,17 @@ from warmprefix_tools.cli import app
 from warmprefix_tools.summaries import SUMMARIES
 
 sys.path.insert(0, str(Path(__file__).parent))
-from reference import ROOT, overview_page, package_page, public_names
+from reference import ROOT, SOURCES, overview_page, package_page, public_names
 
 LOG = logging.getLogger("mkdocs.hooks.warmprefix")
 LINK = re.compile(r"\]\(([^):#\s]+)")
 MERMAID = re.compile(r"^```mermaid\nflowchart \w+\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
+@event_priority(100)  # before mkdocstrings reads the paths
 def on_config(config: MkDocsConfig) -> None:
-    """List the packages below the overview of the reference."""
+    """List the packages below the overview of the reference, and the folders that have them."""
+    config.plugins["mkdocstrings"].config["handlers"]["python"]["paths"] = SOURCES
     for section in config.nav or ():
         for entry in section.get("Reference", ()) if isinstance(section.get("Reference"), list) else ():
             if entry.get("Python") == "api/index.md":

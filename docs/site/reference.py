@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -30,49 +29,47 @@ MODULES = (
 )
 """Public modules outside the `__init__.py` files, which applications import by their full name."""
 GROUPS = {
-    "The core": ("warmprefix",),
-    "Next to the core": (
-        "warmprefix_redis",
-        "warmprefix_kv_events",
-        "warmprefix_telemetry",
-        "warmprefix_baselines",
-        "warmprefix_requests",
-        "warmprefix_routing",
-        "warmprefix_openai",
-    ),
-    "Frameworks and the gateway": (
-        "warmprefix_langchain",
-        "warmprefix_llamaindex",
-        "warmprefix_mem0",
-        "warmprefix_chain_of_agents",
-        "warmprefix_ray",
-        "warmprefix_gateway",
-    ),
-    "Tools and kernels": ("warmprefix_tools", "warmprefix_kernels"),
+    "The core": ["warmprefix"],
+    "Next to the core": sorted(path.name for path in (ROOT / "core").glob("warmprefix_*")),
+    "Frameworks and the gateway": sorted(path.name for path in (ROOT / "integrations").glob("*/warmprefix_*")),
+    "Tools and kernels": ["warmprefix_tools", "warmprefix_kernels"],
 }
 """Headings of the overview, and the distribution packages below each."""
 
 
 def public_names() -> dict[str, list[str]]:
-    """Return the public names of each package and module of the reference, in the order of the overview.
-
-    A test compares the names of the packages with the code.
-    """
-    packages: dict[str, list[str]] = json.loads((ROOT / "tests/frozen/data/public_names.json").read_text("utf-8"))
-    found = {**packages, **{module: listed_names(module) for module in MODULES}}
+    """Return the public names of each package and module of the reference, in the order of the overview."""
+    found = {**package_names(), **{module: _names_of_module(module) for module in MODULES}}
     order = [first for group in GROUPS.values() for first in group]
     return {name: found[name] for name in sorted(found, key=lambda name: (order.index(name.partition(".")[0]), name))}
 
 
-def listed_names(module: str) -> list[str]:
-    """Return the `__all__` of a module, read from its source, so that nothing need be imported."""
+def package_names() -> dict[str, list[str]]:
+    """Return the `__all__` of each package that has one, read from its source, so that nothing need be imported."""
+    found = {}
     for source in SOURCES:
-        path = ROOT / source / f"{module.replace('.', '/')}.py"
-        if path.exists():
-            for node in ast.parse(path.read_text("utf-8")).body:
-                if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-                    return sorted(ast.literal_eval(node.value))
-    raise LookupError(f"{module} has no __all__")
+        for path in (ROOT / source).glob("warmprefix*/**/__init__.py"):
+            names = _listed_names(path)
+            if names is not None:
+                found[".".join(path.parent.relative_to(ROOT / source).parts)] = names
+    return found
+
+
+def _names_of_module(module: str) -> list[str]:
+    paths = [ROOT / source / f"{module.replace('.', '/')}.py" for source in SOURCES]
+    names = next(_listed_names(path) for path in paths if path.exists())
+    if names is None:
+        raise LookupError(f"{module} has no __all__")
+    return names
+
+
+def _listed_names(path: Path) -> list[str] | None:
+    for node in ast.parse(path.read_text("utf-8")).body:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if any(ast.unparse(target) == "__all__" for target in targets):
+                return sorted(ast.literal_eval(node.value))
+    return None
 
 
 def overview_page() -> str:

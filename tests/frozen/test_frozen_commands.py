@@ -26,6 +26,7 @@ VOLATILE = frozenset(
 )
 """Keys whose values depend on the time, the machine or the version."""
 
+POLICIES = "relevance,sorted,frequency,greedy,recency,oracle,context-index,coaccess"
 WORDS = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "theta", "iota", "kappa", "lambda", "omicron", "sigma")
 
 
@@ -83,8 +84,8 @@ def _in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
-        ("head", ["t1.jsonl", "--policies", "all", "--capacity-tokens", "3k,unbounded"]),
-        ("tail", ["t1.jsonl", "--policies", "all", "--capacity-tokens", "4k", "--placement", "tail"]),
+        ("head", ["t1.jsonl", "--policies", POLICIES, "--capacity-tokens", "3k,unbounded"]),
+        ("tail", ["t1.jsonl", "--policies", POLICIES, "--capacity-tokens", "4k", "--placement", "tail"]),
         ("two-traces", ["t1.jsonl", "t2.jsonl", "-k", 4, "--limit", 70, "--policies", "relevance,coaccess"]),
         ("answers", ["t1.jsonl", "--placement", "tail", "--answer-tokens", 30, "--policies", "coaccess"]),
         ("prices", ["t2.jsonl", "--prefill-rate", 8000, "--price", 3, "--cached-price", 0.3, "--policies", "greedy"]),

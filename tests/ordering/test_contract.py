@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 import sys
@@ -17,17 +18,14 @@ from hypothesis import strategies as st
 from tests.prefix_integrity import check_integrity
 
 from warmprefix.ordering import (
-    POLICIES,
     CoAccessPolicy,
     OrderingPolicy,
     PrefixView,
-    RelevancePolicy,
     ServedBlock,
     SortedPolicy,
 )
 from warmprefix.prefix.tree import PrefixTree, ring
-from warmprefix_baselines.context_index import ContextIndexPolicy
-from warmprefix_baselines.policies import FrequencyPolicy, GreedyPolicy, OraclePolicy, RecencyPolicy
+from warmprefix_baselines import POLICIES, OraclePolicy
 
 policies = pytest.mark.parametrize("policy", [pytest.param(make, id=name) for name, make in POLICIES.items()])
 
@@ -141,7 +139,8 @@ def test_observed_list_may_change_later(
 REPLAY = """
 import random, warmprefix.ordering as o, warmprefix.prefix.tree as t
 from warmprefix import ContextBlock
-for name, make in o.POLICIES.items():
+from warmprefix_baselines import POLICIES
+for name, make in POLICIES.items():
     chance, policy, tree = random.Random(7), make(), t.PrefixTree(capacity_tokens=3000)
     for _ in range(120):
         request = [ContextBlock(str(i), tokens=i % 9) for i in chance.sample(range(30), chance.randrange(9))]
@@ -235,21 +234,16 @@ def test_requests_that_extend_the_last_one(policy: NewPolicy) -> None:
 
 # -- bounded memory ----------------------------------------------------------------------------------------------------
 
-BOUNDED: dict[NewPolicy, NewPolicy] = {
-    RelevancePolicy: RelevancePolicy,
-    SortedPolicy: SortedPolicy,
-    GreedyPolicy: GreedyPolicy,
-    OraclePolicy: OraclePolicy,
-    RecencyPolicy: lambda: RecencyPolicy(max_blocks=40),
-    FrequencyPolicy: lambda: FrequencyPolicy(window=8, promotion_threshold=1, max_nodes=10),
-    ContextIndexPolicy: lambda: ContextIndexPolicy(max_nodes=10),
-    CoAccessPolicy: lambda: CoAccessPolicy(window=8),
-}
+
+def with_limits(policy: Callable[..., OrderingPolicy], **limits: int) -> OrderingPolicy:
+    """Return a policy with those of the limits that it takes."""
+    taken = inspect.signature(policy).parameters
+    return policy(**{name: limit for name, limit in limits.items() if name in taken})
 
 
 @policies
 def test_memory_stops_growing_at_the_configured_bounds(policy: NewPolicy) -> None:
-    served = Served(BOUNDED[policy](), max_nodes=10)
+    served = Served(with_limits(policy, window=8, max_nodes=10, max_blocks=40), max_nodes=10)
     held: list[int] = []
     for i in range(300):
         served.serve(blocks("shared", *[(i, j) for j in range(4)]))
@@ -288,11 +282,6 @@ def contents(item: Any) -> Iterator[object]:
 # -- bounded work ------------------------------------------------------------------------------------------------------
 
 
-SHORT_SIGHTED: dict[NewPolicy, NewPolicy] = {
-    CoAccessPolicy: lambda: CoAccessPolicy(window=100),
-    FrequencyPolicy: lambda: FrequencyPolicy(window=100),
-}
-
 BUDGETED: dict[NewPolicy, NewPolicy] = {OraclePolicy: lambda: OraclePolicy(max_blocks=4)}
 """Up to `max_blocks` the oracle is exhaustive by design."""
 
@@ -327,7 +316,7 @@ def test_cost_does_not_grow_with_the_number_of_requests(policy: NewPolicy, kind:
         return list(dict.fromkeys(blocks(*[(i * j) % 23 for j in (1, 5, 7)], *[(i, j) for j in range(2)])))
 
     # After all windows are full, only the number of requests still grows.
-    served = Served(SHORT_SIGHTED.get(policy, policy)())
+    served = Served(with_limits(policy, window=100))
     costs: list[int] = []
     for i in range(1_200):
         if i in range(150, 170) or i in range(1_180, 1_200):
