@@ -30,8 +30,9 @@ from vllm_server import engine_version, model_folder, prepare
 from warmprefix import BatchRequest, ContextPlanner
 from warmprefix.cache_profiles import vllm_checkpoints
 from warmprefix.primes import EXACT_END
-from warmprefix_openai import messages_for, read_call
+from warmprefix_openai import messages_for
 from warmprefix_openai.primer import Primer
+from warmprefix_requests import read_call
 
 K = 8
 PREAMBLE = "Answer the question from the passages, or write that they do not contain the answer."
@@ -100,9 +101,8 @@ def online(engine: SchedulerProcess, asked: Sequence[EngineQuestion], profile: A
         content = json.dumps({"model": "model", "messages": messages}).encode()
         call = read_call("POST", "/v1/chat/completions", {"content-type": "application/json"}, content)
         assert call is not None
-        for body in primer.bodies(plan, call, content):
-            prime = json.loads(body)
-            engine.ask(prime["messages"], exact=all(prime[name] == value for name, value in EXACT_END.items()))
+        for prime in primer.requests(plan, call):
+            engine.ask(prime.body["messages"], exact=EXACT_END.items() <= prime.body.items())
             sent += 1
         engine.ask(messages)
         planner.commit(plan)

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 from warmprefix_openai.answer import AnswerFacts, EventSplitter, StreamedAnswer, WholeAnswer, event_data, is_stream
 from warmprefix_openai.batch_runner.journal import BatchResult
 from warmprefix_openai.batch_runner.runner import BatchRunner
-from warmprefix_openai.call import Additions, PromptCall, chat_options, completed, read_call
-from warmprefix_openai.completion import AnswerError, BrokenStreamError, ChatAnswer
+from warmprefix_openai.completion import AnswerError, BrokenStreamError, ChatAnswer, chat_options
 from warmprefix_openai.link import EngineLink
 from warmprefix_openai.messages import messages_for
 from warmprefix_openai.plans import PLAN_HEADER
-from warmprefix_openai.prime_stats import PrimeStats
+from warmprefix_openai.primer import PrimeStats
 from warmprefix_openai.retry import Retries, may_pass, status_of
 from warmprefix_openai.tracker import LinkStats
 
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PLAN_HEADER",
-    "Additions",
     "AnswerError",
     "AnswerFacts",
     "BatchResult",
@@ -35,19 +33,16 @@ __all__ = [
     "EventSplitter",
     "LinkStats",
     "PrimeStats",
-    "PromptCall",
     "Retries",
     "SlowAnswerError",
     "StreamedAnswer",
     "WholeAnswer",
     "ask_with_retries",
     "chat_options",
-    "completed",
     "event_data",
     "is_stream",
     "may_pass",
     "messages_for",
-    "read_call",
     "status_of",
 ]
 

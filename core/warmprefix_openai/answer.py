@@ -246,7 +246,8 @@ class StreamedAnswer:
         """Start reading. `hide_usage` leaves out the event with the usage and no choices, if only we asked for it."""
         self.facts = AnswerFacts() if facts is None else facts
         """Facts that the answer has reported so far."""
-        self._hides_usage = hide_usage
+        self.hides_usage = hide_usage
+        """True if events with the usage alone do not pass on."""
         self._events = EventSplitter()
 
     def feed(self, data: bytes) -> bytes:
@@ -255,17 +256,17 @@ class StreamedAnswer:
         # Once the answer has started, most events are words of it: parsing them would double the cost per token.
         if not self.facts.started or _matters(joined):
             joined = b"".join([event for event in EventSplitter.split(joined) if self._passes(event)])
-        return joined if self._hides_usage else data
+        return joined if self.hides_usage else data
 
     def finish(self) -> bytes:
         """Read the end of the answer; return the remaining bytes to pass on."""
         rest = self._events.rest()
         passes = self._passes(rest)  # clients also accept an event that only the end of the stream ends
-        return rest if passes and self._hides_usage else b""
+        return rest if passes and self.hides_usage else b""
 
     def held(self) -> bytes:
         """Return the bytes held back so far, for a caller that stops reading."""
-        return self._events.rest() if self._hides_usage else b""
+        return self._events.rest() if self.hides_usage else b""
 
     def _passes(self, event: bytes) -> bool:
         """Read an event; return True if the application may see it."""
@@ -275,7 +276,7 @@ class StreamedAnswer:
             payload = self.facts.read_event(event)
         except ValueError:
             return True
-        if payload is None or not self._hides_usage:
+        if payload is None or not self.hides_usage:
             return True
         return not payload.get("usage") or bool(payload.get("choices"))
 

@@ -6,8 +6,8 @@ from functools import partial
 from typing import Any
 
 from warmprefix.errors import MissingExtraError
-from warmprefix_openai.tracker import PlanTracker
 from warmprefix_openai.transports import asend, send
+from warmprefix_openai.writer import LinkWriter
 
 try:
     from openai import DefaultAsyncHttpxClient, DefaultHttpxClient
@@ -24,14 +24,14 @@ class LinkClient(DefaultHttpxClient):
     transport sits below these, and would have to choose the proxies again.
     """
 
-    def __init__(self, tracker: PlanTracker, **options: Any) -> None:
+    def __init__(self, writer: LinkWriter, **options: Any) -> None:
         super().__init__(**options)
-        self._tracker = tracker
+        self._writer = writer
 
     def send(self, request: Any, *, stream: bool = False, **options: Any) -> Any:
-        request, exchange = self._tracker.open(request)
+        request, exchange = self._writer.open(request)
         forward = partial(super().send, stream=stream or exchange is not None, **options)
-        response = send(self._tracker, exchange, request, forward)
+        response = send(self._writer, exchange, request, forward)
         if not stream and exchange is not None:
             try:
                 response.read()
@@ -44,14 +44,14 @@ class LinkClient(DefaultHttpxClient):
 class AsyncLinkClient(DefaultAsyncHttpxClient):
     """A `LinkClient` for tasks."""
 
-    def __init__(self, tracker: PlanTracker, **options: Any) -> None:
+    def __init__(self, writer: LinkWriter, **options: Any) -> None:
         super().__init__(**options)
-        self._tracker = tracker
+        self._writer = writer
 
     async def send(self, request: Any, *, stream: bool = False, **options: Any) -> Any:
-        request, exchange = self._tracker.open(request)
+        request, exchange = self._writer.open(request)
         forward = partial(super().send, stream=stream or exchange is not None, **options)
-        response = await asend(self._tracker, exchange, request, forward)
+        response = await asend(self._writer, exchange, request, forward)
         if not stream and exchange is not None:
             try:
                 await response.aread()

@@ -19,10 +19,22 @@ __all__ = [
     "ChatFields",
     "ChatReader",
     "EngineFailedError",
+    "chat_options",
 ]
 
 _WHOLE = frozenset({"role", "type", "id", "finish_reason", "stop_reason"})
 """Strings that come in one piece, from some servers with every event; all others come piece by piece."""
+
+
+def chat_options(
+    model: str, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any], cache_salt: str | None
+) -> dict[str, Any]:
+    """Return the arguments of `chat.completions.create` for a streamed chat that reports its usage."""
+    made = {"stream_options": {"include_usage": True}, **options}
+    made |= {"model": model, "messages": list(messages), "stream": True}
+    if cache_salt is not None:
+        made["extra_body"] = {**(options.get("extra_body") or {}), "cache_salt": cache_salt}
+    return made
 
 
 class AnswerError(WarmprefixError):

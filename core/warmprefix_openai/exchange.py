@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from warmprefix.plan import ContextPlan
 from warmprefix.residency import EngineReport
 from warmprefix_openai.answer import AnswerFacts, AnswerReader, StreamedAnswer, WholeAnswer, is_stream
-from warmprefix_openai.call import Additions, PromptCall, block_ends
 from warmprefix_openai.plans import SentPlan
 from warmprefix_openai.retry import is_transient, retry_after
-from warmprefix_requests.marks.marker import CacheMarker, MarkedBody
+from warmprefix_requests import Attempt, OutgoingRequest, block_ends
+from warmprefix_requests.marks import CacheMarker, MarkedBody
 
-__all__ = ["Exchange", "RequestMarks", "Verdict"]
+__all__ = ["Exchange", "Verdict"]
 
 _MAX_RETRY_AFTER = 60.0
 """Longest `Retry-After`, in seconds, that OpenAI's clients follow."""
@@ -38,19 +38,6 @@ class Verdict(NamedTuple):
     """True if there was an answer that could not be read."""
 
 
-class RequestMarks(NamedTuple):
-    """The cache marks of one request."""
-
-    marker: CacheMarker
-    marked: MarkedBody
-    unmarked: Any
-    """The request without the marks, for an API that refuses them."""
-
-    def report(self, usage: Mapping[str, Any] | None) -> None:
-        """Pass on what the answer reported of the prompt; None after a failure."""
-        self.marker.report(self.marked, usage)
-
-
 class Exchange:
     """State of one attempt: call `sending`, `head`, `feed` and `finish` in turn, and `end`, which returns the verdict.
 
@@ -61,19 +48,20 @@ class Exchange:
         self,
         sent: SentPlan,
         plan: ContextPlan,
-        call: PromptCall,
+        asked: OutgoingRequest,
+        attempt: Attempt,
         *,
-        additions: Additions,
+        marker: CacheMarker | None,
         on_error: Callable[[str], object],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._sent = sent
         self._plan = plan
-        self._call: PromptCall | None = call
-        self._hide_usage = additions.hide_usage
-        # A feed looks for the prompt's tokens among the KV blocks under the plan's salt; under another they mean
-        # nothing.
-        self._reports_tokens = additions.cache_salt == plan.cache_salt
+        self._asked: OutgoingRequest | None = asked
+        self._attempt = attempt
+        self._marker = marker
+        self._refused: MarkedBody | None = None
+        """The marks that an answer may have refused."""
         self._on_error = on_error
         self._clock = clock
         self._began = clock()
@@ -84,23 +72,31 @@ class Exchange:
         self._has_passed_end = False
         """True once the client has asked for the event that ends the stream."""
         self._over = False
-        self.primes: tuple[Any, ...] = ()
+        self.primes: tuple[Attempt, ...] = ()
         """Requests to send in front of this one."""
-        self.marks: RequestMarks | None = None
-        """The marks of this request, and the request without them."""
 
     def sending(self) -> None:
         """Note that the request is sent now."""
         self._began = self._clock()
 
+    def answered(self, status: int) -> OutgoingRequest | None:
+        """Note the status of an answer; return a request to send once more, without refused fields, or None."""
+        marked = self._attempt.request.marked
+        again = self._attempt.answered(status)
+        if again is not None:
+            self._refused = marked
+        elif self._attempt.is_refused and self._refused is not None and self._marker is not None:
+            self._marker.refused()
+        return again
+
     def head(self, status: int, headers: Mapping[str, str]) -> Verdict | None:
         """Read the answer's status and headers. Returns a verdict if the body does not matter."""
         self._status = status
         if 200 <= status < 300:
-            asked = self._call is not None and self._call.streams
-            if is_stream(headers.get("content-type", ""), asked=asked):
+            sent = self._attempt.request
+            if is_stream(headers.get("content-type", ""), asked=sent.streams):
                 facts = AnswerFacts(self._began, self._clock)
-                self._reader = StreamedAnswer(hide_usage=self._hide_usage, facts=facts)
+                self._reader = StreamedAnswer(hide_usage=sent.hides_usage, facts=facts)
             else:
                 self._reader = WholeAnswer()
             return None
@@ -115,7 +111,7 @@ class Exchange:
     @property
     def cuts(self) -> bool:
         """True if the body may pass on shorter than it came."""
-        return self._hide_usage and isinstance(self._reader, StreamedAnswer)
+        return isinstance(self._reader, StreamedAnswer) and self._reader.hides_usage
 
     @property
     def is_decided(self) -> bool:
@@ -193,13 +189,15 @@ class Exchange:
     def _verdict(self, step: Step, delay: float = 0.0) -> Verdict:
         self._over = True
         commits = step in ("commit", "commit part")
-        if self.marks is not None:
+        if self._marker is not None and self._refused is not None:
+            self._marker.report(self._refused, None)
+        elif self._marker is not None and (marked := self._attempt.request.marked) is not None:
             usage = None if self._reader is None else self._reader.facts.usage
             # An answer without usage has not failed: it does not show what became of its marks.
-            self.marks.report(usage if commits else usage or None)
+            self._marker.report(marked, usage if commits else usage or None)
         report = self._report() if commits else None
         unread = commits and (self._reader is None or self._reader.facts.unread)
-        self._call = None  # its texts are long
+        self._asked = None  # its texts are long
         return Verdict(self._sent, self._plan, step, report, delay, unread)
 
     def _report(self) -> EngineReport:
@@ -207,12 +205,14 @@ class Exchange:
             return EngineReport()
         facts, tokens = self._reader.facts, self._reader.facts.tokens
         ends = None
-        if tokens.cached_tokens is not None and self._call is not None and self._call.is_text:
+        if tokens.cached_tokens is not None and self._asked is not None and self._asked.is_text:
             try:
-                ends = block_ends(self._call.prompt, self._plan)
+                ends = block_ends(self._asked.prompt, self._plan)
             except Exception:
                 self._on_error("a prompt's blocks could not be located")
-        token_ids = facts.prompt_token_ids if self._reports_tokens else None
+        # A feed looks for the prompt's tokens among the KV blocks under the plan's salt; under another they mean
+        # nothing.
+        token_ids = facts.prompt_token_ids if self._attempt.request.salt == self._plan.cache_salt else None
         return EngineReport(
             tokens.cached_tokens,
             tokens.prompt_tokens,

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from warmprefix.errors import check_count
 from warmprefix.plan import ContextPlan
-from warmprefix_openai.call import TokenIds
+from warmprefix_openai.engine_metrics import EngineMetrics
 from warmprefix_openai.exchange import Verdict
 from warmprefix_openai.plans import PLAN_HEADER, Sending, SentPlan, sending_now
-from warmprefix_openai.prime_stats import PrimeStats
-from warmprefix_openai.tracker import Additional, LinkStats, PlanTracker
+from warmprefix_openai.primer import Primer, PrimeStats
+from warmprefix_openai.tracker import LinkStats, PlanTracker
 from warmprefix_openai.transports import AsyncLinkTransport, LinkTransport
-from warmprefix_requests.marks.marker import MarkStats
+from warmprefix_openai.writer import LinkWriter
+from warmprefix_requests.marks import MarkStats
+from warmprefix_requests.outgoing import TokenIds
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -41,6 +43,8 @@ class EngineLink:
     tried again, the plan waits for that: any failure until the block of `sending` ends, without one those that clients
     try again by themselves for `retry_grace` seconds.
 
+    Streams report their usage; an application that did not ask for it does not see it.
+
     For a planner that learns its capacity or profile, it reads the metrics of each engine once, on a thread. Hosted
     APIs are not asked.
 
@@ -57,7 +61,6 @@ class EngineLink:
         planner: ContextPlanner,
         *,
         cache_salt: bool = True,
-        stream_usage: bool = True,
         token_ids: TokenIds | None = None,
         session_header: str | None = None,
         max_plans: int = 4_096,
@@ -72,7 +75,6 @@ class EngineLink:
                 OpenAI's own endpoint, unlike vLLM's and SGLang's, refuses it; with the planner's profile `"openai"`
                 it goes out as `prompt_cache_key`. A feed of KV events gets no tokens of a
                 prompt that went out under another salt than its plan's, or under none.
-            stream_usage: Have streams report usage. An application that did not ask for it does not see it.
             token_ids: Have the engine return the prompt's tokens, for a feed of its KV events: in the way of `"vllm"`,
                 or of `"sglang"`, which has them for answers in one piece only. Other engines may refuse it.
             session_header: The name of a header to send with requests of a conversation, for a router: it carries a
@@ -95,8 +97,17 @@ class EngineLink:
         check_count("max_plans", max_plans)
         if not retry_grace >= 0:
             raise ValueError(f"retry_grace must be 0 or more, got {retry_grace}")
-        additional = Additional(cache_salt, stream_usage, token_ids, session_header)
-        self._tracker = PlanTracker(planner, additional, max_plans=max_plans, retry_grace=retry_grace, primes=primes)
+        metrics, primer = EngineMetrics(planner), Primer(planner, primes)
+        self._tracker = PlanTracker(planner, metrics, primer, max_plans=max_plans, retry_grace=retry_grace)
+        self._writer = LinkWriter(
+            self._tracker,
+            planner,
+            metrics,
+            primer,
+            cache_salt=cache_salt,
+            token_ids=token_ids,
+            session_header=session_header,
+        )
 
     def http_client(self, **options: Any) -> LinkClient:
         """Return a client for `OpenAI(http_client=...)`: an `openai.DefaultHttpxClient` with these options.
@@ -105,24 +116,24 @@ class EngineLink:
         """
         from warmprefix_openai.clients import LinkClient
 
-        return LinkClient(self._tracker, **options)
+        return LinkClient(self._writer, **options)
 
     def async_http_client(self, **options: Any) -> AsyncLinkClient:
         """Return a client for `AsyncOpenAI(http_client=...)`; see `http_client`."""
         from warmprefix_openai.clients import AsyncLinkClient
 
-        return AsyncLinkClient(self._tracker, **options)
+        return AsyncLinkClient(self._writer, **options)
 
     def transport(self, inner: Any) -> Any:
         """Return a transport for your own client: `httpx.Client(transport=link.transport(httpx.HTTPTransport()))`.
 
         It is of httpx or httpx2, as `inner` is, and closes `inner` when it is closed.
         """
-        return LinkTransport(self._tracker, inner)
+        return LinkTransport(self._writer, inner)
 
     def async_transport(self, inner: Any) -> Any:
         """Return a transport for your own `AsyncClient`; see `transport`."""
-        return AsyncLinkTransport(self._tracker, inner)
+        return AsyncLinkTransport(self._writer, inner)
 
     def headers(self, plan: ContextPlan) -> dict[str, str]:
         """Return the header that gives one request a plan: `create(..., extra_headers=link.headers(plan))`.
@@ -152,11 +163,11 @@ class EngineLink:
 
     def prime_stats(self) -> PrimeStats:
         """Return the counts of the primes since the start."""
-        return self._tracker.primer.stats()
+        return self._writer.primer.stats()
 
     def mark_stats(self) -> MarkStats:
         """Return the counts of cache marks since the start; all zero for a planner whose profile has no marks."""
-        return MarkStats() if self._tracker.marker is None else self._tracker.marker.stats()
+        return MarkStats() if self._writer.marker is None else self._writer.marker.stats()
 
     def close(self) -> None:
         """Abandon the plans that wait for another attempt. Clients stay open, and the link usable. Idempotent."""

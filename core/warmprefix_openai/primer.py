@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from warmprefix.errors import check_count
@@ -13,13 +13,12 @@ from warmprefix.forks import fork_safe_lock
 from warmprefix.plan import ContextPlan, Scope
 from warmprefix.primes import EXACT_END, cut_chat
 from warmprefix.residency import EngineReport
-from warmprefix_openai.call import PromptCall
-from warmprefix_openai.prime_stats import PrimeStats, primed
+from warmprefix_requests import Attempt, OutgoingRequest
 
 if TYPE_CHECKING:
     from warmprefix.planner import ContextPlanner
 
-__all__ = ["Primer"]
+__all__ = ["ANSWER_FIELDS", "PrimeStats", "Primer", "prime_of"]
 
 _DEPTHS = {0: (), 1: (3,), 2: (2, 4)}
 """Blocks in front of each prime, by the number of primes per request."""
@@ -35,13 +34,29 @@ _BURST = 8
 _BUSY_RATIO = 3.0
 """An engine whose latest times to first token are this many times its usual ones has a queue."""
 
-_ANSWER_FIELDS = frozenset(
+ANSWER_FIELDS = frozenset(
     {
         *("stream", "stream_options", "n", "max_completion_tokens", "response_format", "logprobs", "top_logprobs"),
         *("stop", "return_token_ids", "return_prompt_token_ids"),
     }
 )
 """Fields of a chat request that are about its answer, not about its prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrimeStats:
+    """A snapshot of counters that only grow."""
+
+    sent: int = 0
+    """Primes that the engine answered."""
+    failed: int = 0
+    """Primes that failed; the requests that they prepare went on."""
+    inexact: int = 0
+    """Of the sent ones, those whose prompt ends in template tokens, because the endpoint refused the fields that leave
+    these out."""
+    skipped: int = 0
+    """Primes that were due and not sent: the engine was busy or failed before, the budget was used up, or the chat has
+    the shared blocks in several content parts."""
 
 
 class _Pace:
@@ -104,7 +119,6 @@ class Primer:
         self._requests = 0
         self._chosen = 0
         self._reused = 0
-        self._exact = True
         self._failures_in_a_row = 0
         self._paused_until = 0
         self._pace = _Pace()
@@ -113,30 +127,20 @@ class Primer:
     def stats(self) -> PrimeStats:
         """Return the counts since the start."""
         with self._lock:
-            return primed(self._counts)
+            return PrimeStats(**self._counts)
 
-    def bodies(self, plan: ContextPlan, call: PromptCall, content: bytes) -> Iterator[bytes]:
-        """Yield the bodies of the primes for a request, shortest first.
-
-        Args:
-            plan: Of the request.
-            call: The request as the application made it.
-            content: Its body as it goes out, with the plan's salt.
-        """
+    def requests(self, plan: ContextPlan, request: OutgoingRequest) -> Iterator[OutgoingRequest]:
+        """Yield the primes for the request of a plan, as it goes out without marks; the shortest first."""
         checkpoints = self._planner.profile.checkpoints if self._depths and plan.opens_prompt else None
-        if checkpoints is None or call.route != "chat":
+        if checkpoints is None or request.route != "chat":
             return
         paragraphs = plan.paragraphs()
         for depth in self._chosen_depths(plan, checkpoints.unit or checkpoints.block):
-            body = json.loads(content)
-            messages = cut_chat(body["messages"], "\n\n".join([text for text in paragraphs[:depth] if text]))
+            messages = cut_chat(request.body["messages"], "\n\n".join([text for text in paragraphs[:depth] if text]))
             if messages is None:
                 self.skip()
-                continue
-            kept = {name: value for name, value in body.items() if name not in _ANSWER_FIELDS}
-            yield json.dumps(
-                {**kept, "messages": messages, "max_tokens": 1, **(EXACT_END if self._exact else {})}
-            ).encode()
+            else:
+                yield prime_of(request.body, messages)
 
     def _chosen_depths(self, plan: ContextPlan, unit: int) -> list[int]:
         keys = tuple([planned.block.fingerprint for planned in plan.blocks])
@@ -186,20 +190,14 @@ class Primer:
         with self._lock:
             self._pace.add(max(report.prompt_tokens - (report.cached_tokens or 0), 1), report.ttft)
 
-    def answered(self, body: bytes, status: int | None) -> bytes | None:
-        """Count the answer to a prime; None stands for a failure without status.
-
-        Returns:
-            A body to send instead, if the endpoint refused the fields that end the prompt exactly.
-        """
-        sent: Mapping[str, Any] = json.loads(body)
-        exact = not EXACT_END.keys().isdisjoint(sent)
+    def answered(self, prime: Attempt, status: int | None) -> OutgoingRequest | None:
+        """Count the answer to a prime, and return a request to send in its place; None stands for no status."""
+        again = None if status is None else prime.answered(status)
+        if again is not None:
+            return again
         with self._lock:
-            if exact and status in (400, 422):
-                self._exact = False
-                return json.dumps({name: value for name, value in sent.items() if name not in EXACT_END}).encode()
-            if status is not None and 200 <= status < 300:
-                self._counts.update(("sent",) if exact else ("sent", "inexact"))
+            if status is not None and status < 300:
+                self._counts.update(("sent",) if prime.request.optional else ("sent", "inexact"))
                 self._failures_in_a_row = 0
                 return None
             self._counts["failed"] += 1
@@ -208,3 +206,14 @@ class Primer:
                 self._paused_until = self._requests + _PAUSE_REQUESTS
                 self._failures_in_a_row = 0
             return None
+
+
+def prime_of(body: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> OutgoingRequest:
+    """Return a prime with these messages and the fields of a body that are about its prompt.
+
+    Fields that end its prompt exactly are optional. It is not encoded yet.
+    """
+    kept = {name: value for name, value in body.items() if name not in ANSWER_FIELDS}
+    content = repr(messages).encode("utf-8", "surrogatepass")
+    plain = OutgoingRequest("chat", content, {**kept, "messages": messages, "max_tokens": 1}, is_rewritten=True)
+    return replace(plain.with_fields(EXACT_END), optional=("exact end",), plain=plain)

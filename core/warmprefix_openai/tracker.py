@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from warmprefix.errors import log_failure
 from warmprefix.forks import fork_safe_lock, in_each_process
 from warmprefix.plan import ContextPlan
 from warmprefix.ticker import Ticker
-from warmprefix_openai.call import PromptCall, TokenIds, completed, holds_blocks, in_parts, read_call
 from warmprefix_openai.engine_metrics import EngineMetrics
-from warmprefix_openai.exchange import Exchange, RequestMarks, Verdict
-from warmprefix_openai.plans import PLAN_HEADER, PlanBook, SentPlan, plan_in_context
+from warmprefix_openai.exchange import Verdict
+from warmprefix_openai.plans import PlanBook, SentPlan
 from warmprefix_openai.primer import Primer
-from warmprefix_requests.marks.bodies import ApiShape
-from warmprefix_requests.marks.marker import CacheMarker
 
 if TYPE_CHECKING:
     from warmprefix.planner import ContextPlanner
 
-__all__ = ["Additional", "LinkStats", "PlanTracker"]
+__all__ = ["LinkStats", "PlanTracker"]
 
 _log = logging.getLogger("warmprefix")
 
@@ -38,26 +33,10 @@ _UNSENT = (
     "from now on go without its cache_salt"
 )
 
-_SHAPES: Mapping[str, ApiShape] = {"chat": "chat", "messages": "messages", "responses": "responses"}
-"""The shape of each route's bodies, where marks can stand in them."""
-
 _COMMITS = ("commit", "commit part")
 
 _IDLE_SECONDS = 60.0
 """Time between two checks for overdue plans, while there are none."""
-
-
-class Additional(NamedTuple):
-    """What a request with a plan gets in addition; `EngineLink` documents each."""
-
-    cache_salt: bool
-    stream_usage: bool
-    token_ids: TokenIds | None
-    session_header: str | None
-
-
-Opening = tuple[Any, Exchange | None]
-"""A request of httpx or httpx2 to send in place of another, and the exchange that reads its answer if it has a plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,22 +76,18 @@ class LinkStats:
 
 
 class PlanTracker:
-    """State machine of the plans of one link: opens exchanges for requests, and settles their verdicts.
+    """State machine of the plans of one link: settles the verdicts of their exchanges.
 
     Thread-safe. Nothing that fails in here becomes a failure of a request. Memory is bounded.
     """
 
     def __init__(
-        self, planner: ContextPlanner, additional: Additional, *, max_plans: int, retry_grace: float, primes: int
+        self, planner: ContextPlanner, metrics: EngineMetrics, primer: Primer, *, max_plans: int, retry_grace: float
     ) -> None:
         self._planner = planner
-        self.primer = Primer(planner, primes)
-        self._additional = additional
+        self._metrics = metrics
+        self._primer = primer
         self._retry_grace = retry_grace
-        self._metrics = EngineMetrics(planner)
-        profile = planner.profile
-        self.marker = None if profile.marks is None else CacheMarker(profile)
-        self._isolation = profile.isolation
         self.book = PlanBook(max_plans)
         self._counts: Counter[str] = Counter()
         self._settling: set[asyncio.Task[None]] = set()
@@ -139,100 +114,6 @@ class PlanTracker:
             ticker, self._ticker = self._ticker, Ticker(self._give_up_overdue, _do_nothing, _THREAD)
         ticker.stop(timeout=1.0)
         self._give_up(float("inf"))
-
-    def open(self, request: Any) -> Opening:
-        """Find the request's plan, remove its header and add what the plan needs. Never raises."""
-        named = request.headers.get(PLAN_HEADER)
-        try:
-            if named is not None:
-                sent = self.book.find(named)
-                if sent is not None:
-                    return self._opened(request, sent, by_name=True)
-                self._count("unknown_plans")
-            elif (sent := plan_in_context(self.book)) is not None:
-                return self._opened(request, sent, by_name=False)
-        except Exception:
-            self.degrade("a request could not be prepared for its plan")
-        return request if named is None else _remade(request, without=PLAN_HEADER), None
-
-    def _opened(self, request: Any, sent: SentPlan, *, by_name: bool) -> Opening:
-        content = _body_of(request)
-        call = None if content is None else read_call(request.method, request.url.path, request.headers, content)
-        if call is None:
-            self._count("unmatched")
-            return _remade(request, without=PLAN_HEADER) if by_name else request, None
-        plan = sent.plan
-        if plan is not None and not by_name and not holds_blocks(call.prompt, plan):
-            self._count("unmatched")
-            plan = None
-        else:
-            plan = self.book.take(sent)
-            self._count("repeated_plans" if plan is None else "requests")
-            self._metrics.visit(request.url)
-        try:
-            return self._with_additions(request, call, sent, plan)
-        except BaseException:
-            if plan is not None:
-                self.book.put_back(sent)
-            raise
-
-    def _with_additions(self, request: Any, call: PromptCall, sent: SentPlan, plan: ContextPlan | None) -> Opening:
-        # A request without a plan of its own still gets the salt and the session: they keep tenants apart.
-        add = self._additional
-        # Anthropic's own API, whose profiles have no isolation, refuses a field that vLLM takes on the same route.
-        takes_salt = add.cache_salt and (call.route != "messages" or self._isolation is not None)
-        additions = completed(
-            call,
-            cache_salt=sent.cache_salt if takes_salt else None,
-            stream_usage=add.stream_usage and plan is not None,
-            token_ids=None if plan is None else add.token_ids,
-            salt_field=self._isolation or "cache_salt",
-        )
-        header = {add.session_header: sent.session} if add.session_header and sent.session else None
-        changed = _remade(request, without=PLAN_HEADER, content=additions.content, added=header)
-        if plan is None:
-            return changed, None
-        exchange = Exchange(sent, plan, call, additions=additions, on_error=self.degrade)
-        marked = self._with_marks(changed, call, plan, additions.content)
-        if marked is not None:
-            changed, exchange.marks = marked
-        bodies = self.primer.bodies(plan, call, additions.content)
-        exchange.primes = tuple([_remade(request, without=PLAN_HEADER, content=body, added=header) for body in bodies])
-        return changed, exchange
-
-    def _with_marks(
-        self, request: Any, call: PromptCall, plan: ContextPlan, content: bytes
-    ) -> tuple[Any, RequestMarks] | None:
-        """Return the request with cache marks, if the planner's profile has them."""
-        shape = _SHAPES.get(call.route)
-        if self.marker is None or shape is None:
-            return None
-        body = call.body if content is call.content else json.loads(content)
-        body = in_parts(call.route, body, plan)
-        marked = self.marker.mark(shape, body, tenant=plan.scope.tenant, endpoint=str(request.url))
-        if marked.decision is None:
-            return None
-        changed = _remade(request, without=PLAN_HEADER, content=json.dumps(marked.body).encode())
-        return changed, RequestMarks(self.marker, marked, request)
-
-    def marks_refused(self, exchange: Exchange) -> Any:
-        """Return the request without marks, to send in its place after a refusal; None if it had none."""
-        return None if exchange.marks is None else exchange.marks.unmarked
-
-    def sent_without_marks(self, exchange: Exchange, status: int) -> None:
-        """Note the answer to a request that was sent again without its marks."""
-        marks, exchange.marks = exchange.marks, None
-        if marks is None:
-            return
-        if status < 400:
-            marks.marker.refused(marks.marked)
-        else:
-            marks.report(None)
-
-    def prime_answered(self, prime: Any, status: int | None) -> Any:
-        """Count the answer to a prime; return a request to send in its place, or None."""
-        body = self.primer.answered(_body_of(prime), status)
-        return None if body is None else _remade(prime, without=PLAN_HEADER, content=body)
 
     def settle(self, verdict: Verdict | None) -> None:
         """Carry out the verdict of an exchange. Never raises; a finalizer may call it."""
@@ -273,11 +154,11 @@ class PlanTracker:
 
     def degrade(self, what: str) -> None:
         """Count and log a failure of the link or of the planner; the request goes on without its plan."""
-        log_failure(_log, what, first=self._count("errors") == 1)
+        log_failure(_log, what, first=self.count("errors") == 1)
 
     def count_unsent(self) -> None:
         """Count and log a block of `sending` that ended without an exception and without a request."""
-        _log.log(logging.WARNING if self._count("unsent") == 1 else logging.DEBUG, "%s", _UNSENT)
+        _log.log(logging.WARNING if self.count("unsent") == 1 else logging.DEBUG, "%s", _UNSENT)
 
     def _noted(self, verdict: Verdict) -> Verdict | None:
         """Update the plan's state; return the verdict for the planner, on this plan or on one that it displaced."""
@@ -290,7 +171,7 @@ class PlanTracker:
         if commits and verdict.sent.dropped:
             verdict = verdict._replace(step="abandon", report=None)
         if verdict.step == "commit part":
-            self._count("early_closes")
+            self.count("early_closes")
             verdict = verdict._replace(step="abandon", report=None)
         may_be_retried = verdict.step == "fail"
         # The SDK does not retry a refusal, but its caller may fall back on another model or endpoint.
@@ -300,19 +181,19 @@ class PlanTracker:
             self._watch()
             return None if displaced is None else Verdict(*displaced, "abandon")
         self.book.end(verdict.sent)
-        self.primer.learn(verdict.report)
+        self._primer.learn(verdict.report)
         if verdict.unread:
-            self._count("unread_answers")
+            self.count("unread_answers")
         return verdict
 
     def _notify_planner(self, verdict: Verdict) -> None:
         try:
             if verdict.step in _COMMITS:
                 recorded = self._planner.commit(verdict.plan, report=self._metrics.added_to(verdict.report))
-                self._count("commits", *(() if recorded else ("refused_commits",)))
+                self.count("commits", *(() if recorded else ("refused_commits",)))
             else:
                 self._planner.abandon(verdict.plan)
-                self._count("abandons")
+                self.count("abandons")
         except Exception:
             self.degrade(f"the planner failed to {verdict.step} a plan")
 
@@ -321,10 +202,10 @@ class PlanTracker:
         try:
             if verdict.step in _COMMITS:
                 recorded = await self._planner.acommit(verdict.plan, report=self._metrics.added_to(verdict.report))
-                self._count("commits", *(() if recorded else ("refused_commits",)))
+                self.count("commits", *(() if recorded else ("refused_commits",)))
             else:
                 await self._planner.aabandon(verdict.plan)
-                self._count("abandons")
+                self.count("abandons")
         except Exception:
             self.degrade(f"the planner failed to {verdict.step} a plan")
 
@@ -332,11 +213,11 @@ class PlanTracker:
         if verdict.step in _COMMITS and verdict.plan.tracked:
             try:
                 self._planner.withdraw(verdict.plan)
-                self._count("withdrawn")
+                self.count("withdrawn")
             except Exception:  # the caller's cancellation goes on
                 self.degrade("a commit could not be withdrawn")
 
-    def _count(self, *names: str) -> int:
+    def count(self, *names: str) -> int:
         """Add one to these counts; return the first of them."""
         with self._lock:
             self._counts.update(names)
@@ -358,27 +239,6 @@ class PlanTracker:
     def _give_up(self, now: float) -> None:
         for sent, plan in self.book.end_overdue(now):
             self._notify_planner(Verdict(sent, plan, "abandon"))
-
-
-def _body_of(request: Any) -> Any:
-    """Return a request's whole body; None if it comes bit by bit."""
-    try:
-        return request.content
-    except RuntimeError:  # `RequestNotRead`
-        return None
-
-
-def _remade(request: Any, *, without: str, content: bytes | None = None, added: Mapping[str, str] | None = None) -> Any:
-    """Return the request without a header, with another body, and with headers that it did not have."""
-    dropped = {without.encode()} if content is None else {without.encode(), b"content-length"}
-    headers = [(name, value) for name, value in request.headers.raw if name.lower() not in dropped]
-    for name, value in (added or {}).items():
-        if name not in request.headers:
-            headers.append((name.encode(), value.encode()))
-    if content is None:
-        content = _body_of(request)
-    body: dict[str, Any] = {"stream": request.stream} if content is None else {"content": content}
-    return type(request)(request.method, request.url, headers=headers, extensions=request.extensions, **body)
 
 
 def _do_nothing() -> None:

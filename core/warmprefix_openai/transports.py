@@ -8,7 +8,10 @@ from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 from warmprefix_openai.exchange import Exchange, Verdict
+from warmprefix_openai.primer import Primer
 from warmprefix_openai.tracker import PlanTracker
+from warmprefix_openai.writer import LinkWriter, with_body
+from warmprefix_requests import OutgoingRequest
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -17,20 +20,17 @@ _log = logging.getLogger("warmprefix")
 
 __all__ = ["AsyncLinkTransport", "LinkTransport", "asend", "send"]
 
-_REFUSALS = (400, 422)
-"""Statuses of a request that has a field which the API does not take."""
-
 
 class LinkTransport:
     """A transport around another one."""
 
-    def __init__(self, tracker: PlanTracker, inner: Any) -> None:
-        self._tracker = tracker
+    def __init__(self, writer: LinkWriter, inner: Any) -> None:
+        self._writer = writer
         self._inner = inner
 
     def handle_request(self, request: Any) -> Any:
-        request, exchange = self._tracker.open(request)
-        return send(self._tracker, exchange, request, self._inner.handle_request)
+        request, exchange = self._writer.open(request)
+        return send(self._writer, exchange, request, self._inner.handle_request)
 
     def close(self) -> None:
         self._inner.close()
@@ -46,13 +46,13 @@ class LinkTransport:
 class AsyncLinkTransport:
     """A `LinkTransport` for tasks."""
 
-    def __init__(self, tracker: PlanTracker, inner: Any) -> None:
-        self._tracker = tracker
+    def __init__(self, writer: LinkWriter, inner: Any) -> None:
+        self._writer = writer
         self._inner = inner
 
     async def handle_async_request(self, request: Any) -> Any:
-        request, exchange = self._tracker.open(request)
-        return await asend(self._tracker, exchange, request, self._inner.handle_async_request)
+        request, exchange = self._writer.open(request)
+        return await asend(self._writer, exchange, request, self._inner.handle_async_request)
 
     async def aclose(self) -> None:
         await self._inner.aclose()
@@ -65,19 +65,19 @@ class AsyncLinkTransport:
         await self._inner.__aexit__(kind, error, traceback)
 
 
-def send(tracker: PlanTracker, exchange: Exchange | None, request: Any, forward: Callable[[Any], Any]) -> Any:
+def send(writer: LinkWriter, exchange: Exchange | None, request: Any, forward: Callable[[Any], Any]) -> Any:
     """Send a request, and have its exchange read the answer. The caller reads the body of the response."""
+    tracker = writer.tracker
     if exchange is None:
         return forward(request)
     try:
-        _prime(tracker, exchange, forward)
+        _prime(writer.primer, exchange, request, forward)
         exchange.sending()
         response = forward(request)
-        if response.status_code in _REFUSALS and (unmarked := tracker.marks_refused(exchange)) is not None:
+        while (again := exchange.answered(response.status_code)) is not None:
             response.close()
             exchange.sending()
-            response = forward(unmarked)
-            tracker.sent_without_marks(exchange, response.status_code)
+            response = forward(with_body(request, again))
     except BaseException as error:
         tracker.settle(exchange.end(error))
         raise
@@ -87,20 +87,20 @@ def send(tracker: PlanTracker, exchange: Exchange | None, request: Any, forward:
 
 
 async def asend(
-    tracker: PlanTracker, exchange: Exchange | None, request: Any, forward: Callable[[Any], Awaitable[Any]]
+    writer: LinkWriter, exchange: Exchange | None, request: Any, forward: Callable[[Any], Awaitable[Any]]
 ) -> Any:
     """Do the same as `send`, in a task: cancellation ends the exchange too."""
+    tracker = writer.tracker
     if exchange is None:
         return await forward(request)
     try:
-        await _aprime(tracker, exchange, forward)
+        await _aprime(writer.primer, exchange, request, forward)
         exchange.sending()
         response = await forward(request)
-        if response.status_code in _REFUSALS and (unmarked := tracker.marks_refused(exchange)) is not None:
+        while (again := exchange.answered(response.status_code)) is not None:
             await response.aclose()
             exchange.sending()
-            response = await forward(unmarked)
-            tracker.sent_without_marks(exchange, response.status_code)
+            response = await forward(with_body(request, again))
     except BaseException as error:
         await tracker.asettle(exchange.end(error))
         raise
@@ -109,14 +109,14 @@ async def asend(
     return response
 
 
-def _prime(tracker: PlanTracker, exchange: Exchange, forward: Callable[[Any], Any]) -> None:
+def _prime(primer: Primer, exchange: Exchange, request: Any, forward: Callable[[Any], Any]) -> None:
     """Send the primes of a request, whose failures do not matter to it."""
     for prime in exchange.primes:
-        due = prime
+        due: OutgoingRequest | None = prime.request
         while due is not None:
             status = None
             try:
-                response = forward(due)
+                response = forward(with_body(request, due))
                 try:
                     response.read()
                     status = response.status_code
@@ -124,16 +124,16 @@ def _prime(tracker: PlanTracker, exchange: Exchange, forward: Callable[[Any], An
                     response.close()
             except Exception:
                 _log.debug("a prime failed", exc_info=True)
-            due = tracker.prime_answered(due, status)
+            due = primer.answered(prime, status)
 
 
-async def _aprime(tracker: PlanTracker, exchange: Exchange, forward: Callable[[Any], Awaitable[Any]]) -> None:
+async def _aprime(primer: Primer, exchange: Exchange, request: Any, forward: Callable[[Any], Awaitable[Any]]) -> None:
     for prime in exchange.primes:
-        due = prime
+        due: OutgoingRequest | None = prime.request
         while due is not None:
             status = None
             try:
-                response = await forward(due)
+                response = await forward(with_body(request, due))
                 try:
                     await response.aread()
                     status = response.status_code
@@ -141,7 +141,7 @@ async def _aprime(tracker: PlanTracker, exchange: Exchange, forward: Callable[[A
                     await response.aclose()
             except Exception:
                 _log.debug("a prime failed", exc_info=True)
-            due = tracker.prime_answered(due, status)
+            due = primer.answered(prime, status)
 
 
 def _answered(

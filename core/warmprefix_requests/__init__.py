@@ -1,21 +1,37 @@
-"""De-duplication: text that the prompt already holds becomes a reference.
+"""Request bodies of the APIs: how they are read, what is changed in them on their way out, and what answers report.
 
-`history` compares a request's blocks with its conversation; `transcript` compares the tool results inside one prompt,
-and `requests` does so in the bodies of requests.
+`outgoing` has the request and the processors that change it, `refusals` remembers what endpoints refuse. `transcript`
+and `repeats` replace repeated results of tools by references, `marks` sets cache marks, `usage` reads token counts.
 """
 
-from warmprefix.history import Message, SdkMessage, VisibleHistory, as_mapping
+from warmprefix_requests.block_places import block_ends, holds_blocks
 from warmprefix_requests.echoes import EchoedText, Echoes, EchoStream, TextForm
+from warmprefix_requests.outgoing import (
+    OutgoingRequest,
+    Processor,
+    prepared,
+    read_call,
+    with_marks,
+    with_references,
+    with_salt,
+    with_texts,
+    with_token_ids,
+    with_usage,
+)
 from warmprefix_requests.prompts import PromptMessage, RewriteRoute, canonical_prompt
+from warmprefix_requests.refusals import Attempt, FieldRefusals
 from warmprefix_requests.repeats import RepeatedResult, RewriteLevel, Rewritten, restored, rewrite
 from warmprefix_requests.transcript import RepeatLevel, Transcript
 from warmprefix_requests.wording import RepeatTemplates
 
 __all__ = [
+    "Attempt",
     "EchoStream",
     "EchoedText",
     "Echoes",
-    "Message",
+    "FieldRefusals",
+    "OutgoingRequest",
+    "Processor",
     "PromptMessage",
     "RepeatLevel",
     "RepeatTemplates",
@@ -23,12 +39,19 @@ __all__ = [
     "RewriteLevel",
     "RewriteRoute",
     "Rewritten",
-    "SdkMessage",
     "TextForm",
     "Transcript",
-    "VisibleHistory",
-    "as_mapping",
+    "block_ends",
     "canonical_prompt",
+    "holds_blocks",
+    "prepared",
+    "read_call",
     "restored",
     "rewrite",
+    "with_marks",
+    "with_references",
+    "with_salt",
+    "with_texts",
+    "with_token_ids",
+    "with_usage",
 ]

@@ -194,7 +194,7 @@ def converse(engine: Engine, planner: ContextPlanner, link: EngineLink, client: 
     [
         ("defaults", {}),
         ("vllm", {"token_ids": "vllm", "session_header": "x-session"}),
-        ("sglang", {"token_ids": "sglang", "cache_salt": False, "stream_usage": False}),
+        ("sglang", {"token_ids": "sglang", "cache_salt": False}),
     ],
 )
 def test_a_conversation_sends_the_committed_requests(

@@ -47,5 +47,5 @@ def test_every_public_name_is_there_and_documented() -> None:
     for name in warmprefix_openai.__all__:
         public = getattr(warmprefix_openai, name)
         assert isinstance(public, str) or public.__doc__, name
-    with pytest.raises(AttributeError, match=r"module 'warmprefix\.openai' has no attribute 'nonsense'"):
+    with pytest.raises(AttributeError, match=r"module 'warmprefix_openai' has no attribute 'nonsense'"):
         _ = warmprefix_openai.nonsense

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from warmprefix import ContextBlock, ContextPlanner
 from warmprefix_openai import messages_for
-from warmprefix_openai.call import in_parts
+from warmprefix_requests.block_places import in_parts
 
 _TEXTS = st.lists(st.text(max_size=30), max_size=8)
 

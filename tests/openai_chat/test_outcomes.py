@@ -583,7 +583,7 @@ def test_a_mistake_of_ours_fails_no_request(
     scripted.script.append(reply([b"".join(sse("It is.", usage=usage))], content_type="text/event-stream"))
     names = (
         "answer.StreamedAnswer.feed", "answer.AnswerFacts.read_prompt", "exchange.StreamedAnswer",
-        "tracker.read_call", "tracker.completed", "tracker.PlanBook.find", "transports._pass_through",
+        "writer.read_call", "writer.prepared", "tracker.PlanBook.find", "transports._pass_through",
         "exchange.block_ends",
     )  # fmt: skip
     for number, name in enumerate(names, 1):

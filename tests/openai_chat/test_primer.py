@@ -13,8 +13,9 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from warmprefix import ContextBlock, ContextPlanner, EngineReport
-from warmprefix_openai import EngineLink, PrimeStats, PromptCall, messages_for
+from warmprefix_openai import EngineLink, PrimeStats, messages_for
 from warmprefix_openai.primer import Primer
+from warmprefix_requests import OutgoingRequest
 
 BLOCKS = [ContextBlock(f"The text of {name}.", id=name, tokens=200) for name in "ABCDEFGH"]
 COMPLETION = {
@@ -144,11 +145,11 @@ def test_refused_fields_are_left_out_from_then_on(engine: PrimedEngine) -> None:
     planner = checkpoint_planner()
     link = EngineLink(planner, primes=1)
     engine.exact_status = 400
-    ask(link, planner, engine, BLOCKS[:4])
-    ask(link, planner, engine, BLOCKS[4:8])
-    assert link.prime_stats() == PrimeStats(sent=2, inexact=2)
-    assert sum("continue_final_message" in body for body in engine.bodies) == 1
-    assert link.stats().commits == 2
+    for first in range(4):
+        ask(link, planner, engine, BLOCKS[first : first + 4])
+    assert link.prime_stats() == PrimeStats(sent=4, inexact=4)
+    assert sum("continue_final_message" in body for body in engine.bodies) == 2
+    assert link.stats().commits == 4
 
 
 def test_failed_primes_cost_a_count_and_then_stop(engine: PrimedEngine) -> None:
@@ -165,8 +166,8 @@ def bodies(primer: Primer, planner: ContextPlanner, blocks: list[ContextBlock]) 
     """Return the number of primes for a request."""
     plan = planner.plan(blocks, order_locked=True)
     body = {"messages": messages_for(plan, "Why?")}
-    content = json.dumps(body).encode()
-    return len(list(primer.bodies(plan, PromptCall("chat", content, body), content)))
+    request = OutgoingRequest("chat", json.dumps(body).encode(), body)
+    return len(list(primer.requests(plan, request)))
 
 
 def orders(count: int) -> Iterator[list[ContextBlock]]:

@@ -7,27 +7,17 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from warmprefix.batch import PlannedPrime, PlannedRequest
-from warmprefix.primes import prime_request, refuses_exact_end, without_exact_end
 from warmprefix_openai.asking import CallFailedError, ChatAsker, ask_with_retries
 from warmprefix_openai.batch_runner.journal import Messages
-from warmprefix_openai.call import chat_options
-from warmprefix_openai.retry import Retries
+from warmprefix_openai.completion import chat_options
+from warmprefix_openai.primer import ANSWER_FIELDS, prime_of
+from warmprefix_openai.retry import Retries, status_of
+from warmprefix_requests import FieldRefusals, OutgoingRequest
 
 __all__ = ["BatchPrimer"]
 
 _MAX_FAILURES_IN_A_ROW = 3
 """After these a run sends no more primes."""
-
-_ANSWER_OPTIONS = (
-    "n",
-    "max_completion_tokens",
-    "response_format",
-    "stream_options",
-    "logprobs",
-    "top_logprobs",
-    "stop",
-)
-"""Options of a request that are about its answer, not about its prompt."""
 
 
 class BatchPrimer:
@@ -38,11 +28,11 @@ class BatchPrimer:
     ) -> None:
         self._chat = chat
         self._model = model
-        self._options = {name: value for name, value in options.items() if name not in _ANSWER_OPTIONS}
+        self._options = {name: value for name, value in options.items() if name not in ANSWER_FIELDS}
         self._messages = messages
         self._counts = counts
         self._due: dict[str, list[PlannedPrime]] = {}
-        self._exact = True
+        self._refusals = FieldRefusals()
         self._failures_in_a_row = 0
 
     def expect(self, primes: Iterable[PlannedPrime]) -> None:
@@ -60,21 +50,26 @@ class BatchPrimer:
         if messages is None or self._failures_in_a_row >= _MAX_FAILURES_IN_A_ROW:
             self._counts["skipped"] += 1
             return
-        made = prime_request(self._model, messages, prime.before.cache_salt, exact=self._exact)
-        error = await self._ask(made)
-        if error is not None and refuses_exact_end(made, error):
-            self._exact = False
-            error = await self._ask(without_exact_end(made))
+        salt = prime.before.cache_salt
+        made = prime_of({} if salt is None else {"cache_salt": salt}, messages)
+        attempt = self._refusals.attempt(made, "")
+        due: OutgoingRequest | None = attempt.request
+        error: Exception | None = None
+        while due is not None:
+            error = await self._ask(due.body)
+            due = attempt.answered(200 if error is None else status_of(error) or 500)
         self._failures_in_a_row = 0 if error is None else self._failures_in_a_row + 1
-        if error is None and not self._exact:
+        if error is None and not attempt.request.optional:
             self._counts["inexact"] += 1
         self._counts["sent" if error is None else "failed"] += 1
 
-    async def _ask(self, made: Mapping[str, Any]) -> Exception | None:
-        extra = {**(self._options.get("extra_body") or {}), **made.get("extra_body", {})}
-        given = {**self._options, "max_tokens": made["max_tokens"], "extra_body": extra}
-        options = chat_options(self._model, made["messages"], given, None)
+    async def _ask(self, body: Mapping[str, Any]) -> Exception | None:
+        fields = dict(body)
+        messages, max_tokens = fields.pop("messages"), fields.pop("max_tokens")
+        extra = {**(self._options.get("extra_body") or {}), **fields}
+        given = {**self._options, "max_tokens": max_tokens, "extra_body": extra}
         try:
+            options = chat_options(self._model, messages, given, None)
             await ask_with_retries(lambda: self._chat.ask(options), Retries(0))
         except CallFailedError as failed:
             return failed.error

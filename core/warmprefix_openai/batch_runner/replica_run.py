@@ -11,7 +11,7 @@ from warmprefix_openai.asking import CallFailedError, ChatAsker, ask_with_retrie
 from warmprefix_openai.batch_runner.journal import BatchResult, Messages
 from warmprefix_openai.batch_runner.primes import BatchPrimer
 from warmprefix_openai.batch_runner.start_order import StartOrder, planned_holders
-from warmprefix_openai.call import chat_options
+from warmprefix_openai.completion import chat_options
 from warmprefix_openai.retry import Retries, status_of
 
 __all__ = ["MAX_REFUSED_IN_A_ROW", "Asker", "ReplicaRun", "StartedRequest"]

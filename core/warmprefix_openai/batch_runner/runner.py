@@ -13,7 +13,7 @@ from warmprefix.batch import BatchPlan, PlannedRequest, Progress, no_progress
 from warmprefix.errors import check_count
 from warmprefix_openai.batch_runner.journal import BatchResult, Messages, digest_of_options
 from warmprefix_openai.batch_runner.jsonl import read_answers, write_requests
-from warmprefix_openai.prime_stats import PrimeStats, primed
+from warmprefix_openai.primer import PrimeStats
 from warmprefix_openai.retry import Retries
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class BatchRunner:
 
     def prime_stats(self) -> PrimeStats:
         """Return the counts of the primes of all runs; see `BatchPlan.primes`."""
-        return primed(self._prime_counts)
+        return PrimeStats(**self._prime_counts)
 
     def run(
         self,

@@ -21,8 +21,6 @@ __all__ = ["CacheMarker", "MarkStats", "MarkedBody"]
 
 _log = logging.getLogger("warmprefix")
 
-_MOST_REFUSING = 1_024
-
 
 @dataclass(frozen=True, slots=True)
 class MarkStats:
@@ -53,8 +51,6 @@ class MarkedBody(NamedTuple):
     """The body to send."""
     decision: MarkDecision | None = None
     """None if nothing was decided: the body has no change."""
-    endpoint: str = ""
-    """Address that the request goes to, as `mark` received it."""
 
 
 class CacheMarker:
@@ -91,7 +87,6 @@ class CacheMarker:
         max_prefixes: int = 32_768,
     ) -> None:
         self._planner = MarkPlanner(profile, count_tokens=as_counter(tokenizer), clock=clock, max_prefixes=max_prefixes)
-        self._refusing: dict[tuple[str, str], None] = {}
         self._counts: Counter[str] = Counter()
         self._lock = fork_safe_lock()
 
@@ -100,21 +95,16 @@ class CacheMarker:
         """The profile whose rules the marks follow."""
         return self._planner.profile
 
-    def mark(
-        self, shape: ApiShape, body: Mapping[str, Any], *, tenant: str | None = None, endpoint: str = ""
-    ) -> MarkedBody:
+    def mark(self, shape: ApiShape, body: Mapping[str, Any], *, tenant: str | None = None) -> MarkedBody:
         """Return a copy of a body with marks; the body itself if none are added. Never raises.
 
         Args:
             shape: `"messages"` of Anthropic, `"chat"` or `"responses"` of OpenAI, or `"converse"` of Bedrock.
             body: The request's body, or the arguments of the SDK's call.
             tenant: Requests of different tenants share nothing that is learned.
-            endpoint: Where the request goes. Where marks have been refused for a model, it gets no more.
         """
         unchanged = MarkedBody(dict(body))
         try:
-            if (endpoint, _model(body)) in self._refusing:
-                return unchanged
             rules = self._planner.rules
             found = read_parts(shape, body, rules)
             if found is None:
@@ -123,7 +113,7 @@ class CacheMarker:
             decision = self._planner.decide(found.parts, (tenant, _model(body)))
             added = sum(1 for number in decision.lifetimes if found.parts[number].lifetime is None)
             self._count("requests", marks=added)
-            return MarkedBody(with_marks(shape, body, found, decision.lifetimes, rules), decision, endpoint)
+            return MarkedBody(with_marks(shape, body, found, decision.lifetimes, rules), decision)
         except Exception:
             log_failure(_log, "a request could not be marked", first=self._count("errors") == 1)
             return unchanged
@@ -140,15 +130,9 @@ class CacheMarker:
         if marked.decision is not None and (reported is not None or usage is None):
             self._planner.report(marked.decision, reported)
 
-    def refused(self, marked: MarkedBody) -> None:
-        """Note that the API has refused a body, and took it without the marks: the model gets no more of them there."""
-        with self._lock:
-            self._counts["refused"] += 1
-            self._refusing[marked.endpoint, _model(marked.body)] = None
-            while len(self._refusing) > _MOST_REFUSING:
-                del self._refusing[next(iter(self._refusing))]
-        if marked.decision is not None:
-            self._planner.report(marked.decision, None)
+    def refused(self) -> None:
+        """Count a body whose marks the API has refused, and which it took without them."""
+        self._count("refused")
 
     def stats(self) -> MarkStats:
         """Return the counts since the start."""

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from warmprefix_gateway.metrics import GatewayMetrics
-from warmprefix_gateway.outgoing import AskedPrompt, Outgoing
+from warmprefix_gateway.outgoing import AskedPrompt
 from warmprefix_gateway.sessions import SessionBook
+from warmprefix_requests import OutgoingRequest
 
 __all__ = ["Ledger", "MinuteCount"]
 
@@ -46,7 +47,7 @@ class Ledger:
     def record(
         self,
         asked: AskedPrompt,
-        sent: Outgoing,
+        sent: OutgoingRequest,
         upstream: str | None,
         prompt_tokens: int | None,
         cached_tokens: int | None,
@@ -55,10 +56,12 @@ class Ledger:
         cached_tokens = self._with_zeros(upstream, asked.call.body.get("model"), prompt_tokens, cached_tokens)
         session = asked.session
         session.requests += 1
-        session.references += sent.references
-        self.totals.update(requests=1, references=sent.references, saved_tokens=sent.saved_tokens)
-        self.metrics.references.inc(sent.references)
-        self.metrics.saved_tokens.inc(sent.saved_tokens)
+        self.totals["requests"] += 1
+        if (made := sent.rewritten) is not None:
+            session.references += made.references
+            self.totals.update(references=made.references, saved_tokens=made.saved_tokens)
+            self.metrics.references.inc(made.references)
+            self.metrics.saved_tokens.inc(made.saved_tokens)
         if sent.marked is not None:
             self.metrics.marked.inc()
         if prompt_tokens is None or cached_tokens is None:

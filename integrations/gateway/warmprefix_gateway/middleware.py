@@ -10,11 +10,10 @@ from typing import Any
 from warmprefix_gateway.body_encodings import decompressed, reader_of
 from warmprefix_gateway.echo_watch import EchoedAnswer
 from warmprefix_gateway.gateway_options import EchoHandling
-from warmprefix_gateway.outgoing import with_references
 from warmprefix_gateway.preparation import MOST_AT_ONCE, AbandonedWorkError, WorkLimit
 from warmprefix_gateway.replies import error_body
-from warmprefix_openai import is_stream, read_call
-from warmprefix_requests import Echoes, RewriteLevel, rewrite
+from warmprefix_openai import is_stream
+from warmprefix_requests import Echoes, RewriteLevel, prepared, read_call, rewrite, with_references
 
 __all__ = ["ReferencesMiddleware"]
 
@@ -117,8 +116,8 @@ class ReferencesMiddleware:
             call = None if plain is None else read_call("POST", path, headers, plain)
             if call is None:
                 return None
-            sent, made = with_references(call, self._keep_tools, self._level, limit.check)
-            return None if made is None else (sent.content, made.echoes)
+            sent = prepared(call, [with_references(self._keep_tools, self._level, limit.check)])
+            return None if sent.rewritten is None else (sent.content, sent.rewritten.echoes)
         except AbandonedWorkError:
             return None
         except Exception:

@@ -13,21 +13,21 @@ from typing import Any, get_args
 from warmprefix.errors import MissingExtraError
 from warmprefix.residency import EngineReport
 from warmprefix_gateway.echo_watch import EchoedAnswer
-from warmprefix_gateway.field_refusals import FieldRefusals
 from warmprefix_gateway.gateway_options import GatewayOptions, References
 from warmprefix_gateway.ledger import Ledger
 from warmprefix_gateway.metrics import GatewayMetrics
-from warmprefix_gateway.outgoing import AskedPrompt, Outgoing, Rules, outgoing, salted
+from warmprefix_gateway.outgoing import AskedPrompt, Rules, outgoing, with_tenant_salt
 from warmprefix_gateway.preparation import AbandonedWorkError, Preparation
 from warmprefix_gateway.recording import BodyRecorder, RecordedExchange
-from warmprefix_gateway.reordering import Outcome, Reorderer, as_templates
+from warmprefix_gateway.reordering import Outcome, Reordered, Reorderer, as_templates
 from warmprefix_gateway.routes import Routes
 from warmprefix_gateway.sessions import PromptParts, prompt_parts, session_name
 from warmprefix_gateway.shares import Shares
 from warmprefix_gateway.tenant_bodies import BodyRefusedError, check_parts, check_type, read_strictly, refuse_fields
 from warmprefix_gateway.tenant_keys import Access, TenantKeys
 from warmprefix_gateway.upstreams import Upstreams
-from warmprefix_openai import AnswerFacts, PromptCall, read_call
+from warmprefix_openai import AnswerFacts
+from warmprefix_requests import FieldRefusals, OutgoingRequest, prepared, read_call
 from warmprefix_requests.marks import CacheMarker
 
 try:
@@ -45,7 +45,7 @@ ORDER_HEADER = "x-warmprefix-order"
 """Header with which a request keeps the order of its context, by the value `keep`."""
 _LEVELS: Mapping[str | None, References] = {level: level for level in get_args(References)}
 _MOST_HEADER_BYTES = 65_536
-_Prepared = tuple[PromptCall, PromptParts, Outgoing]
+_Prepared = tuple[OutgoingRequest, PromptParts, OutgoingRequest, Reordered | None]
 _SINGLE_HEADERS = ("authorization", "x-api-key", "content-type", "content-encoding")
 
 
@@ -136,35 +136,35 @@ class Office:
             BodyRefusedError: The body is a tenant's, and it is not understood, or reaches beyond the tenant.
         """
         began = time.perf_counter()
-        prepared: _Prepared | None = None
+        found: _Prepared | None = None
         try:
-            prepared = await self._preparing.run(
+            found = await self._preparing.run(
                 tenant,
                 len(content),
                 lambda check: self._prepare(content, path, headers, tenant, check),
                 self._drop,
             )
-            if prepared is None and tenant is not None:
+            if found is None and tenant is not None:
                 raise BodyRefusedError(400, "body", "the request is not understood")
-            if prepared is None:
+            if found is None:
                 return None
-            call, parts, sent = prepared
+            call, parts, sent, reordered = found
             name = session_name(headers, call.body, self.options.session_headers)
             session = self.ledger.sessions.find(tenant, name, parts)
             session.application = session.application or _application(headers)
-            if sent.reordered is not None and sent.reordered.outcome is not None:
-                self._count_context(sent.reordered.outcome)
+            if reordered is not None and reordered.outcome is not None:
+                self._count_context(reordered.outcome)
         except BodyRefusedError:
             raise
         except Exception as error:
-            self._drop(prepared)
+            self._drop(found)
             if tenant is not None:
                 self.fail("a tenant's request is refused, because it could not be prepared", error)
                 raise BodyRefusedError(500, "failure", "the gateway could not prepare the request") from error
             self.fail("a request passes as it came, because it could not be prepared", error)
             return None
         self.metrics.added_seconds.observe(time.perf_counter() - began)
-        return AskedPrompt(call, session, parts, sent)
+        return AskedPrompt(call, session, parts, sent, reordered)
 
     def _prepare(
         self,
@@ -190,20 +190,19 @@ class Office:
             rules = rules._replace(references=_LEVELS[level])
         if headers.get(ORDER_HEADER) == "keep":
             rules = rules._replace(order_locked=True)
-        endpoint = self.options.upstreams[0]
         try:
-            sent = outgoing(call, rules, tenant=tenant, salt_key=self._salt_key, endpoint=endpoint, check=check)
+            sent, reordered = outgoing(call, rules, tenant=tenant, salt_key=self._salt_key, check=check)
         except (BodyRefusedError, AbandonedWorkError):
             raise
         except Exception as error:
             self.fail("a request goes out without references, order and marks, because making them failed", error)
             rules = Rules("off", (), rules.profile, None)
-            sent = outgoing(call, rules, tenant=tenant, salt_key=self._salt_key, endpoint=endpoint)
-        return call, parts, sent
+            sent, reordered = outgoing(call, rules, tenant=tenant, salt_key=self._salt_key)
+        return call, parts, sent, reordered
 
-    def _drop(self, prepared: _Prepared | None) -> None:
-        if prepared is not None and self._reorderer is not None:
-            self._reorderer.abandon(prepared[2].reordered)
+    def _drop(self, found: _Prepared | None) -> None:
+        if found is not None and self._reorderer is not None:
+            self._reorderer.abandon(found[3])
 
     def _tenants_body(self, content: bytes, headers: Mapping[str, str]) -> dict[str, Any]:
         check_type(headers)
@@ -220,10 +219,10 @@ class Office:
 
         def prepare(_: Callable[[], None]) -> bytes:
             plain = content.removeprefix(BOM_UTF8)
-            call = PromptCall("completions", plain, self._tenants_body(plain, headers))
+            call = OutgoingRequest("completions", plain, self._tenants_body(plain, headers))
             if self._rules.profile.isolation != "cache_salt":
                 return plain
-            return salted(call, "cache_salt", tenant, self._salt_key).content
+            return prepared(call, [with_tenant_salt("cache_salt", tenant, self._salt_key)]).content
 
         return await self._preparing.run(tenant, len(content), prepare)
 
@@ -245,11 +244,11 @@ class Office:
             self._is_warned = True
             _log.warning("contexts whose blocks are numbered keep their order")
 
-    def answered(self, asked: AskedPrompt, sent: Outgoing, facts: AnswerFacts, upstream: str | None) -> None:
+    def answered(self, asked: AskedPrompt, sent: OutgoingRequest, facts: AnswerFacts, upstream: str | None) -> None:
         """Count an answered request."""
         tokens = facts.tokens
         self.ledger.record(asked, sent, upstream, tokens.prompt_tokens, tokens.cached_tokens)
-        plan = asked.sent.reordered and asked.sent.reordered.plan
+        plan = asked.reordered and asked.reordered.plan
         if plan is not None and self._reorderer is not None:
             report = EngineReport(tokens.cached_tokens, tokens.prompt_tokens)
             self._reorderer.planner.commit(plan, report=report)
@@ -267,7 +266,7 @@ class Office:
         """Record what was sent for a request, and what came of it, if that was asked for."""
         if self._recorder is not None:
             tenant, key = asked.session.tenant, asked.session.key
-            context = asked.sent.reordered.context if asked.sent.reordered is not None else ()
+            context = asked.reordered.context if asked.reordered is not None else ()
             bodies = (sent, asked.call.content, context)
             self._recorder.record(RecordedExchange(time.time(), tenant, key, upstream, status, outcome, usage, *bodies))
 
@@ -281,7 +280,7 @@ class Office:
     def abandon(self, asked: AskedPrompt | None) -> None:
         """Drop the plan of a request that was not answered; no effect after `answered`."""
         if asked is not None and self._reorderer is not None:
-            self._reorderer.abandon(asked.sent.reordered)
+            self._reorderer.abandon(asked.reordered)
 
     def fail(self, what: str, error: Exception) -> None:
         """Count a failure of the gateway's own work. The log has its kind only: its text may quote the request."""

@@ -9,17 +9,18 @@ from typing import Any
 from warmprefix.errors import MissingExtraError, NoAgentError
 from warmprefix_gateway.body_encodings import ReadAnswer, reader_of
 from warmprefix_gateway.echo_watch import EchoedAnswer
-from warmprefix_gateway.field_refusals import AddedFields
 from warmprefix_gateway.gateway_options import EchoHandling
 from warmprefix_gateway.header_lists import OF_ENGINES, answer_headers, upstream_headers
 from warmprefix_gateway.office import Office
-from warmprefix_gateway.outgoing import AskedPrompt, Outgoing
+from warmprefix_gateway.outgoing import AskedPrompt
 from warmprefix_gateway.replies import error_body, is_messages
 from warmprefix_gateway.request_body import ClientLeftError, Receive, RequestBody
 from warmprefix_gateway.routes import RouteKind
 from warmprefix_gateway.tenant_bodies import BodyRefusedError
 from warmprefix_gateway.upstream_state import FirstByteTimer, reason_of
 from warmprefix_openai import AnswerFacts, StreamedAnswer, is_stream
+from warmprefix_requests import OutgoingRequest
+from warmprefix_requests.refusals import REFUSALS
 from warmprefix_routing import Route
 
 try:
@@ -33,7 +34,6 @@ Scope = MutableMapping[str, Any]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 _PROMPT_PATHS = ("/chat/completions", "/completions", "/messages", "/responses")
-_REFUSED_FIELD = (400, 422)
 _UNAVAILABLE = (502, 503)
 _SHARED = "the upstream's engine does not keep tenants apart on this route"
 _MESSAGES = {
@@ -264,30 +264,28 @@ class PassedRequest:
         if asked is None:
             await self._ask(base, content, None)
             return
-        sent, refusals = asked.sent, self._office.refusals
-        added = AddedFields(base, asked.call.body.get("model"), self._tenant, sent.added_fields)
-        accepts = refusals.accepts(added) if added.fields else None
-        if accepts is False:
-            await self._ask_plain(base, sent)
-            return
-        is_open = accepts is None and bool(added.fields)
-        status = await self._ask(base, sent.content, sent, retries=is_open)
-        if is_open and status < 400:
-            refusals.accepted(added)
-        elif is_open and status in _REFUSED_FIELD:
+        attempt = self._office.refusals.attempt(asked.sent, base, self._tenant)
+        if attempt.request is not asked.sent:
+            self._drop_marks(asked.sent)
+        is_open = attempt.is_open
+        status = await self._ask(base, attempt.request.encode(), attempt.request, retries=is_open)
+        if is_open and (plain := attempt.answered(status)) is not None:
             self._metrics.retries.labels("field").inc()
-            if await self._ask_plain(base, sent) < 400:
-                refusals.refused(added, sent.plain)
+            self._drop_marks(asked.sent)
+            attempt.answered(await self._ask(base, plain.encode(), plain))
 
-    async def _ask_plain(self, base: str, sent: Outgoing) -> int:
-        """Ask without the fields that only serve the gateway; a tenant's salt is not one of them."""
+    def _drop_marks(self, sent: OutgoingRequest) -> None:
+        """Note that a request goes out without its marks."""
         if sent.marked is not None and self._office.marker is not None:
             self._office.marker.report(sent.marked, None)
-        plain = sent.without_additions()
-        return await self._ask(base, plain.content, plain)
 
     async def _ask(
-        self, base: str, data: bytes | AsyncIterator[bytes] | None, sent: Outgoing | None, *, retries: bool = False
+        self,
+        base: str,
+        data: bytes | AsyncIterator[bytes] | None,
+        sent: OutgoingRequest | None,
+        *,
+        retries: bool = False,
     ) -> int:
         """Send one request, and the answer to the client unless `retries` allows another attempt; return its status.
 
@@ -316,7 +314,7 @@ class PassedRequest:
             raise _NoAnswerError("connection") from error
 
     async def _ask_once(
-        self, base: str, data: bytes | AsyncIterator[bytes] | None, sent: Outgoing | None, retries: bool
+        self, base: str, data: bytes | AsyncIterator[bytes] | None, sent: OutgoingRequest | None, retries: bool
     ) -> int:
         scope = self._scope
         upstreams = self._office.upstreams
@@ -337,7 +335,7 @@ class PassedRequest:
                 if answer.status >= 500:
                     upstreams.states[base].fail(f"status {answer.status}")
                 is_unavailable = answer.status in _UNAVAILABLE and self._asked is not None
-                if retries and answer.status in _REFUSED_FIELD:
+                if retries and answer.status in REFUSALS:
                     await answer.read()
                 elif is_unavailable and upstreams.others({base, *self._tried}):
                     raise _NoAnswerError("unavailable")
@@ -364,7 +362,7 @@ class PassedRequest:
             headers["Accept-Encoding"] = "identity"  # so that the usage can be read, and hidden
         return headers
 
-    async def _relay(self, answer: aiohttp.ClientResponse, sent: Outgoing | None) -> None:
+    async def _relay(self, answer: aiohttp.ClientResponse, sent: OutgoingRequest | None) -> None:
         """Send the answer to the client as it comes, and read the usage on the way.
 
         Raises:
@@ -375,7 +373,7 @@ class PassedRequest:
             asked = self._asked is not None and self._asked.call.streams
             streams = is_stream(answer.headers.get("content-type", ""), asked=asked)
             reader = _reader_of(answer, streams, sent, self._office.options.echoes)
-        hides = isinstance(reader, StreamedAnswer) and sent is not None and sent.hide_usage
+        hides = isinstance(reader, StreamedAnswer) and sent is not None and sent.hides_usage
         watched = reader if isinstance(reader, EchoedAnswer) else None
         try:
             headers = answer_headers(answer.raw_headers, without_length=hides or watched is not None)
@@ -434,7 +432,7 @@ class PassedRequest:
             self._office.upstreams.prefilled(self._route)
         return data
 
-    def _settle(self, facts: AnswerFacts | None, sent: Outgoing | None) -> None:
+    def _settle(self, facts: AnswerFacts | None, sent: OutgoingRequest | None) -> None:
         """Record what the answer reported. Never raises."""
         if self._asked is None or sent is None:
             return
@@ -474,9 +472,12 @@ class _ClientAnswer:
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
 
-def _reader_of(answer: aiohttp.ClientResponse, streams: bool, sent: Outgoing, echoes: EchoHandling) -> _AnswerReader:
-    reader = reader_of(answer.headers.get("content-encoding", ""), streams, hide_usage=sent.hide_usage)
-    return EchoedAnswer(reader, sent.echoes, echoes) if sent.echoes and echoes != "pass" else reader
+def _reader_of(
+    answer: aiohttp.ClientResponse, streams: bool, sent: OutgoingRequest, handling: EchoHandling
+) -> _AnswerReader:
+    reader = reader_of(answer.headers.get("content-encoding", ""), streams, hide_usage=sent.hides_usage)
+    echoes = None if sent.rewritten is None else sent.rewritten.echoes
+    return EchoedAnswer(reader, echoes, handling) if echoes and handling != "pass" else reader
 
 
 async def reply(send: Send, status: int, kind: bytes, body: bytes, more: Collection[tuple[bytes, bytes]] = ()) -> None:

@@ -13,9 +13,7 @@ from warmprefix import ContextBlock, ContextPlanner
 from warmprefix.blocks import Pin
 from warmprefix.fair_lru import FairLru
 from warmprefix.plan import ContextPlan
-from warmprefix_gateway.splicing import spliced
-from warmprefix_openai import PromptCall
-from warmprefix_requests import RepeatedResult, Rewritten
+from warmprefix_requests import OutgoingRequest, RepeatedResult, Rewritten, with_texts
 
 __all__ = ["TEMPLATES", "Outcome", "Reordered", "Reorderer", "as_templates"]
 
@@ -45,7 +43,7 @@ Template = Callable[[str], list[_Span]]
 class Reordered(NamedTuple):
     """A call whose context may have another order."""
 
-    call: PromptCall
+    call: OutgoingRequest
     plan: ContextPlan | None = None
     """To be committed with the answer; None if the order is the one of an earlier request, or stays."""
     outcome: Outcome | None = None
@@ -70,7 +68,7 @@ class Reorderer:
         self._lock = threading.Lock()
         self._orders: FairLru[bytes, tuple[int, ...]] = FairLru()
 
-    def reordered(self, call: PromptCall, tenant: str | None, *, order_locked: bool = False) -> Reordered:
+    def reordered(self, call: OutgoingRequest, tenant: str | None, *, order_locked: bool = False) -> Reordered:
         """Return a call with its context in the planned order; the planner learns a locked one. O(bytes)."""
         messages = call.body.get("messages")
         if call.route != "chat" or not isinstance(messages, list):
@@ -106,7 +104,7 @@ class Reorderer:
 
     def _arranged(
         self,
-        call: PromptCall,
+        call: OutgoingRequest,
         tenant: str | None,
         number: int,
         spans: Sequence[_Span],
@@ -155,12 +153,12 @@ class Reorderer:
         changed = "".join([*pieces, text[done:]])
         message = {**messages[number], "content": changed}
         body = {**call.body, "messages": [*messages[:number], message, *messages[number + 1 :]]}
-        content = spliced(call.content, Rewritten(body, repeated=(RepeatedResult(text, changed),)))
-        if content is None:
+        arranged = with_texts(call, Rewritten(body, repeated=(RepeatedResult(text, changed),)))
+        if arranged is None:
             if plan is not None:
                 self.planner.abandon(plan)
             return Reordered(call, outcome="unwritable")
-        return Reordered(call._replace(content=content, body=body), plan, outcome)
+        return Reordered(arranged, plan, outcome)
 
     def _pin(self, place: int, blocks: int) -> Pin | None:
         return "start" if place < self._pin_first else "end" if place >= blocks - self._pin_last else None

@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from warmprefix_gateway.splicing import distinct, refuse_constant
+from warmprefix_requests.splicing import distinct, refuse_constant
 
 __all__ = ["CLOSED_FIELDS", "BodyRefusedError", "check_parts", "check_type", "read_strictly", "refuse_fields"]
 

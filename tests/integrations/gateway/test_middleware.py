@@ -76,7 +76,7 @@ async def test_a_large_body_is_read_in_a_thread_until_it_is_not_wanted(
     async def receive() -> Any:
         return {"type": "http.request", "body": body(user="u" * 300_000)}
 
-    monkeypatch.setattr("warmprefix_gateway.outgoing.rewrite", endless)
+    monkeypatch.setattr("warmprefix_requests.outgoing.rewrite", endless)
     scope = {"type": "http", "method": "POST", "path": CHAT, "headers": []}
     running = asyncio.ensure_future(ReferencesMiddleware(app)(scope, receive, None))
     await begun.wait()

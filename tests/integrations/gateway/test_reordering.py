@@ -16,7 +16,7 @@ from tests.integrations.gateway.conftest import INSTANT, ScriptedUpstream, metri
 from redis_servers import wait_until
 from warmprefix_gateway import GatewayOptions, GatewayServer
 from warmprefix_gateway.reordering import Reordered, Reorderer, as_templates
-from warmprefix_openai import read_call
+from warmprefix_requests import read_call
 from warmprefix_tools.emulator import EmulatorServer
 
 Make = Callable[..., GatewayServer]

@@ -19,7 +19,6 @@ from tests.integrations.gateway.test_hostile_requests import exchanged
 
 from warmprefix_gateway import GatewayOptions, GatewayServer
 from warmprefix_gateway.engine_salts import ENGINES, Engine, EngineName, recognised_engine
-from warmprefix_gateway.field_refusals import AddedFields, FieldRefusals
 from warmprefix_gateway.metrics import GatewayMetrics
 from warmprefix_gateway.routes import Routes
 from warmprefix_gateway.tenant_bodies import BodyRefusedError, refuse_fields
@@ -410,24 +409,3 @@ def owned_by(owner: str) -> Any:
 
 
 # -- fields that upstreams refuse ----------------------------------------------------------------------------------
-
-
-def test_a_refusal_is_one_tenants_and_ends() -> None:
-    now = [0.0]
-    refusals = FieldRefusals(lambda: now[0])
-    one = AddedFields("http://a", "m", "acme", ("stream_options",))
-    refusals.refused(one, b"a")
-    refusals.refused(one, b"a")
-    assert refusals.accepts(one) is None  # the same request again shows nothing more
-    refusals.refused(one, b"b")
-    assert refusals.accepts(one) is False
-    changes: list[dict[str, Any]] = [{"base": "http://b"}, {"model": "n"}, {"tenant": None}, {"fields": ("marks",)}]
-    assert {refusals.accepts(one._replace(**change)) for change in changes} == {None}
-    now[0] = 600.0
-    assert refusals.accepts(one) is None
-    refusals.refused(one, b"a")
-    refusals.accepted(one)
-    assert refusals.accepts(one) is True
-    for number in range(10_000):
-        refusals.accepted(one._replace(model=str(number)))
-    assert len(refusals._states) <= 4_096

@@ -19,9 +19,9 @@ from tests.requests.wire.corpus import WireAnswer, WireRequest, wire_answers, wi
 from warmprefix import BatchRequest, ContextBlock, ContextPlanner
 from warmprefix_gateway import GatewayOptions, GatewayServer
 from warmprefix_gateway.sessions import prompt_parts
-from warmprefix_openai import PLAN_HEADER, AnswerError, BatchRunner, EngineLink, StreamedAnswer, WholeAnswer, read_call
+from warmprefix_openai import PLAN_HEADER, AnswerError, BatchRunner, EngineLink, StreamedAnswer, WholeAnswer
 from warmprefix_openai.completion import ChatReader
-from warmprefix_requests import restored, rewrite
+from warmprefix_requests import read_call, restored, rewrite
 from warmprefix_requests.usage import reported_usage, token_usage
 from warmprefix_tools.doctor.log_reader import read_log
 

@@ -18,11 +18,11 @@ import pytest
 from warmprefix_gateway import GatewayOptions
 from warmprefix_gateway.ledger import Ledger
 from warmprefix_gateway.metrics import GatewayMetrics
-from warmprefix_gateway.outgoing import AskedPrompt, Outgoing
+from warmprefix_gateway.outgoing import AskedPrompt
 from warmprefix_gateway.page import overview_page
 from warmprefix_gateway.sessions import prompt_parts
 from warmprefix_gateway.upstream_state import Durations, UpstreamState
-from warmprefix_openai import read_call
+from warmprefix_requests import Rewritten, read_call
 from warmprefix_tools.demo.demo_options import DemoOptions
 from warmprefix_tools.demo.demo_report import demo_page
 from warmprefix_tools.demo.session import prepare_session, run_session
@@ -120,8 +120,8 @@ def gateway_page(application: str) -> str:
             parts = prompt_parts(call.route, call.body)
             session = ledger.sessions.find(None, f"{application} {number}", parts)
             session.application = application[:40]
-            sent = Outgoing(call.content, call.content, references=turn)
-            ledger.record(AskedPrompt(call, session, parts, sent), sent, None, 400 * (turn + 1), 300 * turn)
+            sent = replace(call, rewritten=Rewritten(call.body, references=turn))
+            ledger.record(AskedPrompt(call, session, parts, sent, None), sent, None, 400 * (turn + 1), 300 * turn)
         now[0] += 60
     states = [UpstreamState(address, clock=lambda: now[0]) for address in options.upstreams]
     states[1].change(False)

@@ -10,8 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warmprefix import ContextBlock, ContextPlanner
-from warmprefix_openai import PromptCall, completed, messages_for, read_call
-from warmprefix_openai.call import block_ends, holds_blocks
+from warmprefix_openai import messages_for
+from warmprefix_requests import (
+    OutgoingRequest,
+    block_ends,
+    holds_blocks,
+    prepared,
+    read_call,
+    with_salt,
+    with_token_ids,
+    with_usage,
+)
 
 CHAT = "/v1/chat/completions"
 
@@ -22,7 +31,7 @@ JSON = st.recursive(
 )
 
 
-def call_of(body: dict[str, Any], path: str = CHAT) -> PromptCall:
+def call_of(body: dict[str, Any], path: str = CHAT) -> OutgoingRequest:
     call = read_call("POST", path, {}, json.dumps(body).encode())
     assert call is not None
     return call
@@ -35,45 +44,44 @@ def test_additions_keep_every_byte_that_was_there(body: dict[str, Any], stream: 
     content = (spaces + json.dumps(body) + spaces).encode()
     call = read_call("POST", CHAT, {}, content)
     assert call is not None
-    more = completed(call, cache_salt="salt", stream_usage=True, token_ids="vllm")
+    more = prepared(call, [with_salt("salt"), with_token_ids("vllm"), with_usage])
     expected = {"cache_salt": "salt", "return_token_ids": True}
     if stream:
         expected["stream_options"] = {"include_usage": True}
     assert json.loads(more.content) == {**expected, **body}
     assert more.content.startswith(content.rstrip()[:-1])
-    assert more.hide_usage is stream
-    assert completed(call, cache_salt=None, stream_usage=False, token_ids=None).content is content
+    assert more.hides_usage is stream
+    assert prepared(call, [with_salt(None)]).content is content
 
 
 def test_fields_of_the_application_stay() -> None:
     own = {"cache_salt": "mine", "return_token_ids": False, "stream": True, "stream_options": {"include_usage": False}}
     call = call_of({"messages": [], **own})
-    more = completed(call, cache_salt="salt", stream_usage=True, token_ids="vllm")
-    assert more == (call.content, False, "mine")
+    more = prepared(call, [with_salt("salt"), with_token_ids("vllm"), with_usage])
+    assert (more.content, more.hides_usage, more.salt) == (call.content, False, "mine")
     asked = call_of({"messages": [], "stream": True, "stream_options": {"include_usage": True}})
-    assert completed(asked, cache_salt=None, stream_usage=True, token_ids=None) == (asked.content, False, None)
+    more = prepared(asked, [with_salt(None), with_usage])
+    assert (more.content, more.hides_usage, more.salt) == (asked.content, False, None)
     other = call_of({"messages": [], "stream": True, "stream_options": {"include_obfuscation": False}})
-    more = completed(other, cache_salt=None, stream_usage=True, token_ids=None)
+    more = prepared(other, [with_usage])
     assert json.loads(more.content)["stream_options"] == {"include_obfuscation": False, "include_usage": True}
-    assert more.hide_usage
+    assert more.hides_usage
 
 
 def test_each_engine_is_asked_in_its_own_way() -> None:
     whole, stream = call_of({"messages": []}), call_of({"messages": [], "stream": True})
-    sglang = [
-        completed(call, cache_salt=None, stream_usage=False, token_ids="sglang").content for call in (whole, stream)
-    ]
+    sglang = [prepared(call, [with_token_ids("sglang")]).content for call in (whole, stream)]
     assert json.loads(sglang[0]) == {"messages": [], "return_prompt_token_ids": True}
     assert sglang[1] == stream.content
     responses = call_of({"input": "Q?", "stream": True}, "/v1/responses")
-    more = completed(responses, cache_salt="salt", stream_usage=True, token_ids="vllm")
+    more = prepared(responses, [with_salt("salt"), with_token_ids("vllm"), with_usage])
     assert json.loads(more.content) == {"input": "Q?", "stream": True, "cache_salt": "salt"}
-    assert not more.hide_usage
+    assert not more.hides_usage
     messages = call_of({"messages": [], "stream": True}, "/v1/messages")
-    more = completed(messages, cache_salt="salt", stream_usage=True, token_ids="vllm")
+    more = prepared(messages, [with_salt("salt"), with_token_ids("vllm"), with_usage])
     assert json.loads(more.content) == {"messages": [], "stream": True, "cache_salt": "salt"}
-    keyed = completed(messages, cache_salt="salt", stream_usage=True, token_ids=None, salt_field="prompt_cache_key")
-    assert keyed == (messages.content, False, None)
+    keyed = prepared(messages, [with_salt("salt", "prompt_cache_key"), with_usage])
+    assert (keyed.content, keyed.hides_usage, keyed.salt) == (messages.content, False, None)
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from warmprefix_gateway.outgoing import with_references
-from warmprefix_openai import read_call
-from warmprefix_requests import restored
+from warmprefix_requests import prepared, read_call, restored, with_references
 
 SEA = "Das Meer ist im Mittel 3.688 Meter tief – und überall salzig. " * 6
 
@@ -27,7 +25,7 @@ def body_of(texts: list[str], *, ascii_only: bool) -> bytes:
 def sent_for(content: bytes) -> bytes:
     call = read_call("POST", "/v1/chat/completions", {}, content)
     assert call is not None
-    sent = with_references(call)[0].content
+    sent = prepared(call, [with_references()]).content
     assert restored("chat", json.loads(sent)) == json.loads(content)
     return sent
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from warmprefix_requests import Rewritten
+from warmprefix_requests.repeats import Rewritten
 
 __all__ = ["distinct", "refuse_constant", "spliced", "survives"]
 

@@ -1,0 +1,144 @@
+"""`LinkWriter`: finds the plan of each request of a link, and writes what goes out in its place. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from warmprefix.plan import ContextPlan
+from warmprefix_openai.engine_metrics import EngineMetrics
+from warmprefix_openai.exchange import Exchange
+from warmprefix_openai.plans import PLAN_HEADER, SentPlan, plan_in_context
+from warmprefix_openai.primer import Primer
+from warmprefix_openai.tracker import PlanTracker
+from warmprefix_requests import (
+    FieldRefusals,
+    OutgoingRequest,
+    Processor,
+    holds_blocks,
+    prepared,
+    read_call,
+    with_marks,
+    with_salt,
+    with_token_ids,
+    with_usage,
+)
+from warmprefix_requests.marks import CacheMarker
+from warmprefix_requests.outgoing import TokenIds
+
+if TYPE_CHECKING:
+    from warmprefix.planner import ContextPlanner
+
+__all__ = ["LinkWriter", "with_body"]
+
+Opening = tuple[Any, Exchange | None]
+"""A request of httpx or httpx2 to send in place of another, and the exchange that reads its answer if it has a plan."""
+
+
+class LinkWriter:
+    """Writes the requests of one link. Thread-safe. Nothing that fails in here becomes a failure of a request."""
+
+    def __init__(
+        self,
+        tracker: PlanTracker,
+        planner: ContextPlanner,
+        metrics: EngineMetrics,
+        primer: Primer,
+        *,
+        cache_salt: bool,
+        token_ids: TokenIds | None,
+        session_header: str | None,
+    ) -> None:
+        self.tracker = tracker
+        self.primer = primer
+        profile = planner.profile
+        self.marker = None if profile.marks is None else CacheMarker(profile)
+        self._metrics = metrics
+        self._refusals = FieldRefusals()
+        self._isolation = profile.isolation
+        self._cache_salt = cache_salt
+        self._token_ids = token_ids
+        self._session_header = session_header
+
+    def open(self, request: Any) -> Opening:
+        """Find the request's plan, remove its header and add what the plan needs. Never raises."""
+        tracker, named = self.tracker, request.headers.get(PLAN_HEADER)
+        try:
+            if named is not None:
+                sent = tracker.book.find(named)
+                if sent is not None:
+                    return self._opened(request, sent, by_name=True)
+                tracker.count("unknown_plans")
+            elif (sent := plan_in_context(tracker.book)) is not None:
+                return self._opened(request, sent, by_name=False)
+        except Exception:
+            tracker.degrade("a request could not be prepared for its plan")
+        return request if named is None else _remade(request, _body_of(request)), None
+
+    def _opened(self, request: Any, sent: SentPlan, *, by_name: bool) -> Opening:
+        tracker, content = self.tracker, _body_of(request)
+        asked = None if content is None else read_call(request.method, request.url.path, request.headers, content)
+        if asked is None:
+            tracker.count("unmatched")
+            return _remade(request, content) if by_name else request, None
+        plan = sent.plan
+        if plan is not None and not by_name and not holds_blocks(asked.prompt, plan):
+            tracker.count("unmatched")
+            plan = None
+        else:
+            plan = tracker.book.take(sent)
+            tracker.count("repeated_plans" if plan is None else "requests")
+            self._metrics.visit(request.url)
+        try:
+            return self._written(request, asked, sent, plan)
+        except BaseException:
+            if plan is not None:
+                tracker.book.put_back(sent)
+            raise
+
+    def _written(self, request: Any, asked: OutgoingRequest, sent: SentPlan, plan: ContextPlan | None) -> Opening:
+        # A request without a plan of its own still gets the salt and the session: they keep tenants apart.
+        # Anthropic's own API, whose profiles have no isolation, refuses a field that vLLM takes on the same route.
+        takes_salt = self._cache_salt and (asked.route != "messages" or self._isolation is not None)
+        processors = [with_salt(sent.cache_salt if takes_salt else None, self._isolation or "cache_salt")]
+        optional: dict[str, Processor] = {}
+        endpoint = str(request.url)
+        if plan is not None:
+            processors += [with_token_ids(self._token_ids)] if self._token_ids is not None else []
+            processors.append(with_usage)
+            is_refused = self._refusals.refuses(endpoint, asked.body.get("model"), None, ("marks",))
+            if self.marker is not None and not is_refused:
+                optional["marks"] = with_marks(self.marker, plan.scope.tenant, plan)
+        outgoing = prepared(asked, processors, optional)
+        header = {self._session_header: sent.session} if self._session_header and sent.session else {}
+        if plan is None:
+            return _remade(request, outgoing.content, header), None
+        attempt = self._refusals.attempt(outgoing, endpoint)
+        exchange = Exchange(sent, plan, asked, attempt, marker=self.marker, on_error=self.tracker.degrade)
+        primes = self.primer.requests(plan, outgoing.plain or outgoing)
+        exchange.primes = tuple([self._refusals.attempt(prime, endpoint) for prime in primes])
+        return _remade(request, attempt.request.encode(), header), exchange
+
+
+def _body_of(request: Any) -> Any:
+    """Return a request's whole body; None if it comes bit by bit."""
+    try:
+        return request.content
+    except RuntimeError:  # `RequestNotRead`
+        return None
+
+
+def with_body(request: Any, outgoing: OutgoingRequest) -> Any:
+    """Return a request of the same kind with the body of another attempt."""
+    return _remade(request, outgoing.encode())
+
+
+def _remade(request: Any, content: bytes | None, added: Mapping[str, str] | None = None) -> Any:
+    """Return the request without the header of its plan, with this body, and with headers that it did not have."""
+    dropped = {PLAN_HEADER.encode()} if content is None else {PLAN_HEADER.encode(), b"content-length"}
+    headers = [(name, value) for name, value in request.headers.raw if name.lower() not in dropped]
+    for name, value in (added or {}).items():
+        if name not in request.headers:
+            headers.append((name.encode(), value.encode()))
+    body: dict[str, Any] = {"stream": request.stream} if content is None else {"content": content}
+    return type(request)(request.method, request.url, headers=headers, extensions=request.extensions, **body)

@@ -1,0 +1,78 @@
+"""Where the blocks of a plan stand in a prompt. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from warmprefix.plan import ContextPlan
+
+__all__ = ["block_ends", "holds_blocks", "in_parts"]
+
+
+def holds_blocks(prompt: str, plan: ContextPlan) -> bool:
+    """Return True if every block of the plan is in the prompt, in full or as its reference."""
+    return all(
+        paragraph in prompt or planned.render() in prompt or planned.text in prompt
+        for planned, paragraph in zip(plan.blocks, plan.paragraphs(), strict=True)
+    )
+
+
+def block_ends(prompt: str, plan: ContextPlan) -> list[float] | None:
+    """Return for each planned block the share of the prompt's characters up to its end; None if one is missing.
+
+    The blocks must follow one another in planned order, labelled as the plan renders them, or bare.
+    """
+    ends = _block_ends(prompt, plan)
+    if ends is None:
+        return None
+    return [end / len(prompt) for end in ends] if prompt else []
+
+
+def in_parts(route: str, body: Mapping[str, Any], plan: ContextPlan) -> Mapping[str, Any]:
+    """Return the body with its context in content parts, one per block, so that a cache mark can stand between them.
+
+    The texts of the parts join to the same text. Returns the body itself if no text of a user holds all blocks in
+    planned order, or if the context is in parts already.
+    """
+    name = "input" if route == "responses" else "messages"
+    given = body.get(name)
+    messages: list[Any] = given if isinstance(given, list) else [{"role": "user", "content": given}]
+    kind = "input_text" if route == "responses" else "text"
+    for at, message in enumerate(messages):
+        content = message.get("content") if isinstance(message, dict) and message.get("role") == "user" else None
+        if not isinstance(content, str):
+            continue
+        ends = _block_ends(content, plan)
+        if ends:
+            cuts = [0, *ends, len(content)]
+            texts = [content[start:end] for start, end in pairwise(cuts) if start < end]
+            parts = [{"type": kind, "text": text} for text in texts]
+            return {**body, name: [*messages[:at], {**message, "content": parts}, *messages[at + 1 :]]}
+    return body
+
+
+def _block_ends(prompt: str, plan: ContextPlan) -> list[int] | None:
+    each = [planned.render() for planned in plan.blocks]
+    found = (
+        _ends(prompt, texts, from_start=plan.opens_prompt)
+        for texts in (plan.paragraphs(), each, [planned.text for planned in plan.blocks])
+    )
+    return next((ends for ends in found if ends is not None), None)
+
+
+def _ends(prompt: str, texts: Sequence[str], *, from_start: bool) -> list[int] | None:
+    """Return the end of each text in the prompt; None if one is missing.
+
+    A context at the end of a prompt is searched from there: the history in front may hold the same texts.
+    """
+    ends = []
+    begin = end = 0 if from_start else len(prompt)
+    for text in texts if from_start else reversed(texts):
+        begin = prompt.find(text, end) if from_start else prompt.rfind(text, 0, begin)
+        if begin < 0:
+            return None
+        end = begin + len(text)
+        ends.append(end)
+    return ends if from_start else ends[::-1]
