@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -79,10 +78,3 @@ def test_donor_is_the_first_request_with_the_found_tokens() -> None:
     outcome = simulate(log.as_sent(), log.pool, 1)
     assert outcome.donors == [None, 0, 0, None]
     assert outcome.hit_tokens[0] == outcome.hit_tokens[3] == 0
-
-
-def test_models_share_nothing() -> None:
-    log = log_of([([("user", "one two three")], None)] * 2)
-    version = replace(log.as_sent(), models=["m", "n"])
-    assert simulate(version, log.pool, 1).hit_tokens == [0, 0]
-    assert seen_tokens(version, log.pool) == [0, 0]

@@ -131,17 +131,6 @@ def test_extra_space_is_marked(look: Callable[..., DoctorReport]) -> None:
     assert {place.snippet[slice(*(place.mark or (0, 0)))] for place in places} == {"", " "}
 
 
-def test_prompts_without_messages_are_examined(look: Callable[..., DoctorReport]) -> None:
-    lines = [
-        f"INFO x] Received request c-{n}: prompt: {f'It is 10:{n:02}. {RULES} Why {n}?'!r}, params: None"
-        for n in range(20)
-    ]
-    finding = only(look(lines))
-    assert finding.kind == "timestamp"
-    assert finding.divergence is not None
-    assert (finding.divergence.later.where, finding.divergence.later.message) == ("character 10", None)
-
-
 # -- kinds of defects ---------------------------------------------------------------------------------------
 
 
@@ -155,12 +144,6 @@ def test_numbered_passages_in_relevance_order_have_two_defects(
         context = "\n\n".join(f"[{place}] {text}" for place, text in enumerate(found, 1))
         bodies.append(chat(RULES, f"{context}\n\nQuestion: number {n}?"))
     assert kinds(look(bodies)) == {"passage-order", "position-number"}
-
-
-def test_passages_without_labels_are_recognised(look: Callable[..., DoctorReport], passages: list[str]) -> None:
-    rng = random.Random(2)
-    bodies = [chat(RULES, "\n\n".join([*rng.sample(passages[:6], 5), f"Question: number {n}?"])) for n in range(60)]
-    assert kinds(look(bodies)) == {"passage-order"}
 
 
 def test_tenants_without_salts_are_reported_at_no_cost(look: Callable[..., DoctorReport]) -> None:
@@ -257,11 +240,12 @@ def test_report_quotes_prompts_only_around_the_spot(look: Callable[..., DoctorRe
         assert len(finding.divergence.later.snippet) <= 202
 
 
-def test_docs_list_every_kind_with_title_and_fix() -> None:
+def test_docs_list_every_kind_with_its_title() -> None:
     page = (Path(__file__).parents[3] / "docs" / "doctor.md").read_text(encoding="utf-8")
     assert set(ADVICE) == {*VAGUEST_FIRST, SALT_SHARED, *PROFILE_KINDS}
     for kind, (title, fix) in ADVICE.items():
-        assert f"| `{kind}` | {title} | {fix} |\n" in page
+        assert f"| `{kind}` | {title} |\n" in page
+        assert fix.endswith(".")
 
 
 # -- notations of times and ids ----------------------------------------------------------------------------------
@@ -380,15 +364,6 @@ def test_tools_that_join_late_are_found(look: Callable[..., DoctorReport]) -> No
     assert "tools-late" not in kinds(still)
 
 
-def test_tools_that_leave_are_found(look: Callable[..., DoctorReport]) -> None:
-    """As when the last answer is asked for without tools."""
-    bodies = [body for n in range(4) for body in session(n, lambda turn: BASIC if turn % 3 else [])]
-    for body in bodies:
-        if not body["tools"]:
-            del body["tools"]
-    assert "tools-late" in kinds(look(bodies))
-
-
 def test_definitions_that_change_are_found(look: Callable[..., DoctorReport]) -> None:
     moods = ["calm", "busy", "tense", "cheerful", "slow", "loud", "quiet", "hectic", "sleepy", "festive"]
     sessions = [session(n, lambda turn: [tool("read", f"The office is {moods[turn]}."), *BASIC[1:]]) for n in range(4)]
@@ -419,11 +394,6 @@ def test_tools_without_a_name_are_kept_apart(look: Callable[..., DoctorReport]) 
     described = [{**each, "description": "Searches the web for pages. " * 40} for each in builtin]
     own = [body for n in range(4) for body in session(n, lambda _: described + BASIC[:1])]
     assert kinds(look(own)) == set(), "how the API calls its own tools is not in the log"
-
-
-def test_times_in_definitions_are_no_change_of_tools(look: Callable[..., DoctorReport]) -> None:
-    sessions = [session(n, lambda turn: [tool("read", f"It is 10:{turn:02}:17."), *BASIC[1:]]) for n in range(4)]
-    assert "tools-changed" not in kinds(look([body for each in sessions for body in each]))
 
 
 def test_what_engines_do_not_report_is_named_and_not_zero(tmp_path: Path) -> None:

@@ -97,24 +97,6 @@ def test_each_element_of_an_array_is_a_request(tmp_path: Path, record: dict[str,
         assert '"model": "m"' in path.read_text().splitlines()[skipped.line]
 
 
-def test_object_over_several_lines_is_a_request(tmp_path: Path) -> None:
-    (tmp_path / "body.json").write_text(json.dumps(BODY, indent=2))
-    assert texts(read_log([tmp_path / "body.json"])) == TEXTS
-
-
-def test_arrays_are_read_on_lines_of_a_log(read: Any) -> None:
-    assert len(read(BODY, [BODY, BODY]).log.requests) == 3
-
-
-@pytest.mark.parametrize(
-    "content", ['{"text": "hi"}', '[{"text": "hi"}]', "[]", '"prose"', "[1, 2]", '{"input": ["hi"]}']
-)
-def test_file_without_a_request_is_refused_with_a_hint(tmp_path: Path, content: str) -> None:
-    (tmp_path / "log").write_text(content)
-    with pytest.raises(DoctorError, match=r"Accepted are bodies .* in a JSON array; .*input"):
-        read_log([tmp_path / "log"])
-
-
 def test_sender_is_read_from_any_usual_field(read: Any) -> None:
     metadata = {"session_id": "s", "user_api_key_team_id": "acme"}
     request = only(read({**BODY, "end_user": "ann", "cache_salt": "x", "metadata": metadata}))
@@ -222,14 +204,6 @@ def test_vllm_requests_count_once_and_only_with_their_prompt(read: Any) -> None:
     assert any("1 request logged without a prompt" in note for note in result.notes)
 
 
-def test_note_reports_prompts_that_the_logger_cut(read: Any) -> None:
-    lines = [
-        f"INFO x] Received request c-{n}: prompt: {('word ' * 400 + str(n))[:1000]!r}, params: None" for n in range(5)
-    ]
-    result = read(*lines, "INFO x] Received request c-9: prompt: 'short', params: None")
-    assert "5 logged prompts end after exactly 1,000 characters" in result.notes[0]
-
-
 def test_unreadable_records_are_skipped_with_a_reason(read: Any) -> None:
     result = read(
         "{",
@@ -262,21 +236,6 @@ def test_unreadable_records_are_skipped_with_a_reason(read: Any) -> None:
 def test_list_of_skipped_records_is_bounded(read: Any) -> None:
     result = read(BODY, *["{"] * 500)
     assert (len(result.skipped), result.skipped_lines) == (100, 500)
-
-
-def test_gzipped_files_and_byte_order_marks_are_read(tmp_path: Path) -> None:
-    plain, packed = tmp_path / "a.jsonl", tmp_path / "b.jsonl.gz"
-    plain.write_bytes(b"\xef\xbb\xbf" + json.dumps(BODY).encode() + b"\r\n")
-    packed.write_bytes(gzip.compress(json.dumps(BODY).encode()))
-    result = read_log([plain, packed])
-    assert [(request.file, request.line) for request in result.log.requests] == [(str(plain), 1), (str(packed), 1)]
-    first, second = (request.messages for request in result.log.requests)
-    assert first == second, "equal messages are stored once"
-
-
-def test_gzipped_file_is_recognised_by_its_contents(tmp_path: Path) -> None:
-    (tmp_path / "log").write_bytes(gzip.compress(json.dumps([BODY]).encode()))
-    assert texts(read_log([tmp_path / "log"])) == TEXTS
 
 
 @pytest.mark.parametrize("content", [None, b"", b"prose\n", b"\x1f\x8b not gzip", b'{"model": "m"}\n'])

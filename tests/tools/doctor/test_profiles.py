@@ -83,30 +83,6 @@ def test_bodies_of_all_apis_have_the_same_prompt(read: Any) -> None:
     assert [request.front for request in log.requests] == [0, 1, 1, 1, 1]
 
 
-def test_tool_calls_and_their_results_are_read(read: Any) -> None:
-    call = {"type": "tool_use", "id": "1", "name": "look_up", "input": {}}
-    result = {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "It rains."}]}
-    item = {"type": "function_call", "call_id": "1", "name": "look_up", "arguments": "{}"}
-    output = {"type": "function_call_output", "call_id": "1", "output": "It rains."}
-    log = read(
-        [
-            {"messages": [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]},
-            {"input": [item, output]},
-        ]
-    ).log
-    for request in log.requests:
-        first, second = map(log.text, request.messages)
-        assert "look_up" in first
-        assert second == "It rains."
-
-
-def test_answers_of_anthropic_count(read: Any) -> None:
-    usage = {"input_tokens": 10, "cache_read_input_tokens": 90, "cache_creation_input_tokens": 0}
-    log = read([anthropic(), {"type": "message", "role": "assistant", "content": [], "usage": usage}]).log
-    (request,) = log.requests
-    assert (request.reported_prompt_tokens, request.reported_cached_tokens) == (100, 90)
-
-
 def test_requests_without_marks_lose_what_marks_would_save(examine: Any) -> None:
     report = examine("anthropic", [anthropic(mark=number < 5) for number in range(20)])
     (finding,) = report.findings

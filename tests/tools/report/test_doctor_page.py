@@ -34,12 +34,6 @@ def test_every_finding_is_there_worst_first(report: DoctorReport, outline: Parse
     assert "Not a matter of speed; 5 requests concerned" in "".join(page.texts)
 
 
-def test_cut_texts_are_there(report: DoctorReport, outline: Parse) -> None:
-    finding = replace(report.findings[0], cut_requests=3)
-    texts = outline(doctor_page(replace(report, findings=(finding,)))).texts
-    assert "The log cut or masked texts of 3 requests of these, so the finding may be wrong there." in texts
-
-
 def test_the_totals_are_there(report: DoctorReport, outline: Parse) -> None:
     texts = outline(doctor_page(report)).texts
     assert {f"{ratio:.1%}" for ratio in (report.hit_ratio, report.repaired_hit_ratio, report.bound_ratio)} <= set(texts)

@@ -61,16 +61,14 @@ def diagnose(read: ReadLog, kv_block_size: int = 16, profile: CacheProfile | Non
     findings = []
     for kind, lost in sorted(charges.items(), key=lambda charge: (-charge[1], charge[0])):
         gains = after.gains(repairs.outcomes[kinds - {kind}])
-        helped = [request for request, gain in zip(log.requests, gains, strict=True) if gain > 0]
         findings.append(
             Finding(
                 kind,
                 *ADVICE[kind],
                 lost_tokens=lost,
                 share=lost / total,
-                requests=len(helped),
+                requests=sum(gain > 0 for gain in gains),
                 divergence=_example(survey, repairs, repaired, kind),
-                cut_requests=sum(not log.cut.keys().isdisjoint(request.messages) for request in helped),
             )
         )
     sent = log.as_sent()

@@ -75,8 +75,6 @@ class Finding:
     """Requests that would hit more, or that are concerned if no tokens are lost."""
     divergence: Divergence | None
     """An instance; None if no pair of requests shows it."""
-    cut_requests: int = 0
-    """Of `requests`, those with texts that were cut or masked in the log: there the finding may be wrong."""
 
     @property
     def cost(self) -> str:

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
-__all__ = ["FORMATS", "LogFormat", "UnreadableRecordError", "as_object", "format_of", "parsed", "plain_message"]
+__all__ = [
+    "FORMATS",
+    "LogFormat",
+    "UnreadableRecordError",
+    "as_object",
+    "format_of",
+    "is_message",
+    "parsed",
+    "plain_message",
+]
 
 Json: TypeAlias = Mapping[str, Any]
 
@@ -48,16 +56,24 @@ def _objects(value: object) -> list[Json]:
     return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []
 
 
-def _at(value: object, *path: str | int) -> Any:
-    """Return the value at a path of keys and indices; None if there is no such place."""
-    for name in path:
-        if isinstance(value, Mapping):
-            value = value.get(name)
-        elif isinstance(value, list) and isinstance(name, int) and -len(value) <= name < len(value):
-            value = value[name]
-        else:
-            return None
-    return value
+def _at(value: object, *paths: str) -> Any:
+    """Return the first true value at dotted paths of keys and indices; None if there is none.
+
+    >>> _at({"outputs": [{"text": "Hi"}]}, "outputs.0.name", "outputs.0.text")
+    'Hi'
+    """
+    for path in paths:
+        found: Any = value
+        for name in path.split("."):
+            if isinstance(found, Mapping):
+                found = found.get(name)
+            elif isinstance(found, list) and name.lstrip("-").isdigit() and -len(found) <= int(name) < len(found):
+                found = found[int(name)]
+            else:
+                found = None
+        if found:
+            return found
+    return None
 
 
 # -- OpenTelemetry: the GenAI conventions, OpenInference, OpenLLMetry, Vercel's AI SDK ---------------------------------
@@ -65,24 +81,28 @@ def _at(value: object, *path: str | int) -> Any:
 
 def _otlp(record: Json) -> Iterator[Json]:
     """Yield the spans of an OTLP export; log records become spans with events, by the span that wrote them."""
-    for kind, leaf in (("Spans", "spans"), ("Logs", "logRecords")):
-        for resource in _objects(record.get(f"resource{kind}")):
-            about = _attributes(_at(resource, "resource", "attributes"))
-            events: defaultdict[object, list[Json]] = defaultdict(list)
-            for scope in _objects(resource.get(f"scope{kind}") or resource.get(f"instrumentationLibrary{kind}")):
-                for each in _objects(scope.get(leaf)):
-                    attributes = about | _attributes(each.get("attributes"))
-                    if leaf == "spans":
-                        yield {**each, "attributes": attributes, "time": _nanoseconds(each.get("startTimeUnixNano"))}
-                        continue
-                    name = each.get("eventName") or attributes.get("event.name")
-                    body = _value(each.get("body"))
-                    if name == "gen_ai.client.inference.operation.details":
-                        yield {"attributes": attributes, "time": _nanoseconds(each.get("timeUnixNano"))}
-                    elif isinstance(body, Mapping):
-                        events[each.get("spanId")].append({"name": name, "attributes": body})
-            for of_span in events.values():
-                yield {"attributes": {**about, "gen_ai.operation.name": "chat"}, "events": of_span}
+    for about, span in _leaves(record, "Spans", "spans"):
+        attributes = about | _attributes(span.get("attributes"))
+        yield {**span, "attributes": attributes, "time": _nanoseconds(span.get("startTimeUnixNano"))}
+    spans: dict[str, tuple[Json, list[Json]]] = {}
+    for about, each in _leaves(record, "Logs", "logRecords"):
+        attributes = about | _attributes(each.get("attributes"))
+        name = each.get("eventName") or attributes.get("event.name")
+        body = _value(each.get("body"))
+        if name == "gen_ai.client.inference.operation.details":
+            yield {"attributes": attributes, "time": _nanoseconds(each.get("timeUnixNano"))}
+        elif isinstance(body, Mapping):
+            spans.setdefault(str(each.get("spanId")), (about, []))[1].append({"name": name, "attributes": body})
+    for resource, events in spans.values():
+        yield {"attributes": {**resource, "gen_ai.operation.name": "chat"}, "events": events}
+
+
+def _leaves(record: Json, kind: str, leaf: str) -> Iterator[tuple[dict[str, Any], Json]]:
+    """Yield the spans or log records of an OTLP export, each with the attributes of its resource."""
+    for resource in _objects(record.get(f"resource{kind}")):
+        about = _attributes(_at(resource, "resource.attributes"))
+        for scope in _objects(resource.get(f"scope{kind}") or resource.get(f"instrumentationLibrary{kind}")):
+            yield from ((about, each) for each in _objects(scope.get(leaf)))
 
 
 def _nanoseconds(value: object) -> float | None:
@@ -97,7 +117,7 @@ def _value(value: object) -> Any:
     if kind == "intValue":
         return int(inner) if str(inner).lstrip("-").isdigit() else None
     if kind == "arrayValue":
-        return [_value(each) for each in _at(inner, "values") or []]
+        return list(map(_value, _at(inner, "values") or ()))
     if kind == "kvlistValue":
         return _attributes(_at(inner, "values"))
     return inner if kind in ("stringValue", "boolValue", "doubleValue", "bytesValue") else value
@@ -156,47 +176,45 @@ _NO_PROMPT_KINDS = {"invoke_agent", "create_agent", "execute_tool", "embeddings"
 def _span(record: Json) -> Iterator[Json]:
     attributes = _span_attributes(record)
     tree = _tree(attributes)
-    gen_ai, llm = tree.get("gen_ai"), tree.get("llm")
-    kind = _at(tree, "openinference", "span", "kind")
-    if str(_at(gen_ai, "operation", "name")) in _NO_PROMPT_KINDS or (kind is not None and str(kind).upper() != "LLM"):
+    kind = _at(tree, "openinference.span.kind")
+    if str(_at(tree, "gen_ai.operation.name")) in _NO_PROMPT_KINDS or (kind is not None and str(kind).upper() != "LLM"):
         return
     events = [*_objects(record.get("events")), *_objects(attributes.get("events"))]
+    whole = (_attributes(event.get("attributes")) for event in events)
     lists: list[object] = [
-        *(_at(gen_ai, "input", "messages"), _at(gen_ai, "prompt"), _at(llm, "input_messages")),
-        *(_at(tree, "ai", "prompt", "messages"), *map(_of_event, events), list(_event_messages(events))),
+        *(_at(tree, name) for name in _MESSAGES),
+        *(fields.get("gen_ai.input.messages") or fields.get("gen_ai.prompt") for fields in whole),
+        list(_event_messages(events)),
     ]
-    messages = next(filter(None, map(_objects, lists)), [])
+    messages = next(filter(None, map(_objects, lists)), None)
     if any(isinstance(each, str) and each.startswith("[") and parsed(each) is None for each in lists):
         raise UnreadableRecordError(
             "a GenAI span with messages that are cut: raise OTEL_SPAN_ATTRIBUTE_VALUE_LENGTH_LIMIT, or unset it"
         )
-    text = _at(gen_ai, "prompt")
+    text = _at(tree, "gen_ai.prompt")
     if not messages and not isinstance(text, str):
-        if kind is None and _at(gen_ai, "usage", "input_tokens") is None:
+        if kind is None and _at(tree, "gen_ai.usage.input_tokens") is None:
             return  # a span around the calls, or about something else
         raise UnreadableRecordError(
             "a GenAI span without messages: set OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=SPAN_ONLY, or the"
             " option of your instrumentation that logs contents"
         )
-    invocation = as_object(_at(llm, "invocation_parameters"))
-    instructions = _at(gen_ai, "system_instructions")
+    instructions = _at(tree, "gen_ai.system_instructions")
+    families = {name: tree[name] for name in ("gen_ai", "llm") if isinstance(tree.get(name), Mapping)}
     yield {
         **({"messages": messages} if messages else {"prompt": text}),
         "system": _objects(instructions) or instructions,
-        "tools": list(_span_tools(tree)) or _at(invocation, "tools"),
-        "model": _at(gen_ai, "request", "model") or _at(llm, "model_name") or _at(llm, "request", "model"),
-        "usage": _span_usage(tree),
-        "session_id": _at(gen_ai, "conversation", "id") or _at(tree, "session", "id"),
-        "user_id": _at(tree, "user", "id") or _at(tree, "enduser", "id"),
+        "tools": list(_span_tools(tree)) or _at(as_object(_at(tree, "llm.invocation_parameters")), "tools"),
+        "model": _at(tree, "gen_ai.request.model", "llm.model_name", "llm.request.model"),
+        "usage": {**dict(_flat(families, "")), **(as_object(_at(tree, "ai.usage")) or {})},
+        "session_id": _at(tree, "gen_ai.conversation.id", "session.id"),
+        "user_id": _at(tree, "user.id", "enduser.id"),
         "metadata": tree.get("metadata"),
-        "time": record.get("time") or record.get("start_time") or record.get("startTime"),
+        "time": _at(record, "time", "start_time", "startTime"),
     }
 
 
-def _of_event(event: Json) -> object:
-    """Return the messages that a whole prompt's event has."""
-    attributes = _attributes(event.get("attributes"))
-    return attributes.get("gen_ai.input.messages") or attributes.get("gen_ai.prompt")
+_MESSAGES = ("gen_ai.input.messages", "gen_ai.prompt", "llm.input_messages", "ai.prompt.messages")
 
 
 def _event_messages(events: Iterable[Json]) -> Iterator[Json]:
@@ -209,22 +227,16 @@ def _event_messages(events: Iterable[Json]) -> Iterator[Json]:
 
 
 def _span_tools(tree: Json) -> Iterator[object]:
-    definitions = _at(tree, "gen_ai", "tool", "definitions") or _at(tree, "llm", "tools")
-    definitions = definitions or _at(tree, "llm", "request", "functions") or _at(tree, "ai", "prompt", "tools")
+    definitions = _at(tree, "gen_ai.tool.definitions", "llm.tools", "llm.request.functions", "ai.prompt.tools")
     if isinstance(definitions, str):
         definitions = parsed(definitions)
     for each in definitions if isinstance(definitions, list) else ():
-        schema = _at(each, "tool", "json_schema") or (each if not isinstance(each, str) else parsed(each))
+        schema = _at(each, "tool.json_schema") or each
         yield as_object(schema) or schema
 
 
-def _span_usage(tree: Json) -> Json:
-    """Return the counts of a span by their full names, and those of the AI SDK by their own."""
-    families = {name: tree[name] for name in ("gen_ai", "llm") if isinstance(tree.get(name), Mapping)}
-    return {**dict(_flat(families, "")), **(as_object(_at(tree, "ai", "usage")) or {})}
-
-
 def _flat(tree: Json, prefix: str) -> Iterator[tuple[str, Any]]:
+    """Yield the values of a tree by their full names."""
     for name, value in tree.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{name}.")
@@ -245,11 +257,11 @@ def _langsmith(record: Json) -> Iterator[Json]:
         messages = messages[0]
     if not messages and not prompts:
         raise UnreadableRecordError("a LangSmith run without inputs: unset LANGSMITH_HIDE_INPUTS, and export inputs")
-    answer = _at(outputs, "generations", 0, 0, "message", "kwargs")
+    answer = _at(outputs, "generations.0.0.message.kwargs")
     yield {
         **({"messages": messages} if messages else {"prompt": prompts}),
-        "tools": inputs.get("tools") or _at(extra, "invocation_params", "tools"),
-        "model": _at(extra, "invocation_params", "model") or _at(extra, "metadata", "ls_model_name"),
+        "tools": inputs.get("tools") or _at(extra, "invocation_params.tools"),
+        "model": _at(extra, "invocation_params.model", "metadata.ls_model_name"),
         "response": answer if _at(answer, "usage_metadata") else outputs,
         "metadata": extra.get("metadata"),
         "time": record.get("start_time"),
@@ -265,9 +277,10 @@ def _page(record: Json) -> list[Json]:
     """Return the elements of a page, oldest first: APIs return the newest first."""
     elements = _objects(record.get("data")) or _objects(record.get("observations"))
     about = {name: record[name] for name in ("sessionId", "userId", "metadata") if record.get(name)}
-    times = [str(each.get("startTime") or each.get("timestamp") or "") for each in elements]
-    order = sorted(range(len(elements)), key=times.__getitem__) if all(times) else range(len(elements))
-    return [{**about, **elements[index]} for index in order]
+    times = [_at(each, "startTime", "timestamp") for each in elements]
+    if all(times):
+        elements = [elements[index] for index in sorted(range(len(times)), key=lambda index: str(times[index]))]
+    return [{**about, **element} for element in elements]
 
 
 def _is_observation(record: Json) -> bool:
@@ -286,7 +299,7 @@ def _gemini(record: Json) -> Iterator[Json]:
     """Yield the body of a request to Gemini, as on the wire or as the arguments of its SDK."""
     contents = record["contents"]
     config = as_object(record.get("config")) or {}
-    system = next((value for each in (record, config) for name in _SYSTEMS if (value := each.get(name))), None)
+    system = _at(record, *_SYSTEMS) or _at(config, *_SYSTEMS)
     yield {
         **{name: value for name, value in record.items() if name != "contents"},
         "messages": [_gemini_content(each) for each in (contents if isinstance(contents, list) else [contents])],
@@ -321,7 +334,7 @@ FORMATS = (
     LogFormat("LangSmith run", lambda record: "run_type" in record and "inputs" in record, _langsmith),
     LogFormat(
         "LangChain prompt",
-        lambda record: record.get("lc") == 1 and _at(record, "kwargs", "messages"),
+        lambda record: record.get("lc") == 1 and _at(record, "kwargs.messages"),
         lambda record: [record["kwargs"]],
     ),
     LogFormat("page", lambda record: _objects(record.get("data")) or _objects(record.get("observations")), _page),
@@ -366,7 +379,7 @@ def plain_message(message: Json) -> Json:
     if "role" in message and "content" in message:
         return message
     if message.get("lc") == 1 and isinstance(message.get("kwargs"), Mapping):
-        name = str(_at(message, "id", -1)).removesuffix("Chunk").removesuffix("Message").lower()
+        name = str(_at(message, "id.-1")).removesuffix("Chunk").removesuffix("Message").lower()
         return _of_langchain(name, message["kwargs"])
     inner = message.get("message")
     if isinstance(inner, Mapping) and "role" in inner:
@@ -384,8 +397,14 @@ def plain_message(message: Json) -> Json:
     return message
 
 
+def is_message(record: object) -> bool:
+    """Return whether a record is a message of a conversation."""
+    message = plain_message(record) if isinstance(record, Mapping) else {}
+    return isinstance(message.get("role"), str) and "content" in message
+
+
 def _of_langchain(name: str, fields: Json) -> Json:
-    calls = fields.get("tool_calls") or _at(fields, "additional_kwargs", "tool_calls")
+    calls = fields.get("tool_calls") or _at(fields, "additional_kwargs.tool_calls")
     role = str(fields.get("role") or _ROLES.get(name, name))
     plain = {"role": role, "content": fields.get("content")}
     return {**plain, "tool_calls": calls} if calls else plain

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,10 @@ from warmprefix import WarmprefixError
 from warmprefix_requests.usage import reported_usage, token_usage
 from warmprefix_tools.doctor.bodies import UnreadableBodyError, body_messages, has_marks, tool_texts
 from warmprefix_tools.doctor.findings import SkippedRecord
-from warmprefix_tools.doctor.formats import format_of
+from warmprefix_tools.doctor.formats import format_of, is_message, plain_message
 from warmprefix_tools.doctor.records import KEYS, LoggedPrompt, find_bodies, is_answer, is_unanswered, parse_line
 from warmprefix_tools.doctor.request_log import CUT_MARKS, PLAIN, LogMessage, LogRequest, Prompt, RequestLog
-from warmprefix_tools.doctor.transcripts import TRANSCRIPTS, AgentTranscript, LooseMessages, Show
+from warmprefix_tools.doctor.transcripts import TRANSCRIPTS, AgentTranscript
 from warmprefix_tools.inputs import InputError, opened
 from warmprefix_tools.report.amounts import counted
 
@@ -26,8 +27,6 @@ __all__ = ["DoctorError", "ReadLog", "read_log", "split_rendered"]
 _MAX_SKIPPED = 100
 _MAX_REASON_LENGTH = 240
 _MAX_FIELDS = 8
-_CUT_PROMPTS = 3
-"""If this many of the longest logged prompts have the same length, the logger probably cuts prompts."""
 _ACCEPTED = (
     'Accepted are bodies of chat requests, {"messages": [...]}, one per line or in a JSON array; objects that contain'
     ' one, such as {"body": {...}}; bodies of other chat APIs, with "input", "system" or "contents"; spans of'
@@ -98,13 +97,13 @@ class _LogReader:
         self._place = ("", 0)
         """File and line of the record that is being read."""
         self._logged_ids: set[str] = set()
-        self._logged: list[tuple[int, LogMessage]] = []
-        """Length and last message of each prompt that was logged as text."""
         self._left_out: Counter[str] = Counter()
         """Requests without a prompt, without text or without an answer, by the end of a note on them."""
         self._usage: tuple[int, dict[str, Any]] = (-1, {})
         """A request, and what the latest records that answer it have reported."""
         self._requests_by_key: dict[str, int] = {}
+        self._conversation: list[Mapping[str, Any]] = []
+        """Messages of the file that are records of their own."""
         self._transcripts: dict[str, AgentTranscript] = {}
         self._transcript_turns: Counter[str] = Counter()
 
@@ -120,21 +119,13 @@ class _LogReader:
                         self._try(name, number, line.decode("utf-8", "replace"))
                 for kind, transcript in self._transcripts.items():
                     self._take_turns(kind, transcript.end(name))
+                self._end_conversation()
         except InputError as error:
             place = name if error.line is None else f"{name}, line {error.line}"
             raise DoctorError(f"{place}: {error}.") from error.__cause__
 
     def add_notes(self) -> None:
         notes, log = self.result.notes, self.log
-        lengths = [length for length, _ in self._logged]
-        longest = max(lengths, default=0)
-        cut = lengths.count(longest)
-        if cut >= max(_CUT_PROMPTS, len(lengths) // 10) and len(set(lengths)) > 1:
-            log.cut.update(dict.fromkeys((message for length, message in self._logged if length == longest), ""))
-            notes.append(
-                f"{cut} logged prompts end after exactly {longest:,} characters: the logger seems to cut them"
-                " (vLLM: --max-log-len). The text behind the cut is not examined."
-            )
         marks = Counter[str]()
         for request in log.requests:
             marks.update({log.cut[message] for message in log.cut.keys() & request.messages})
@@ -142,7 +133,6 @@ class _LogReader:
             f"{counted(count, 'request')} of {len(log.requests)} have texts that were cut or masked in the log"
             f" ({mark}; {CUT_MARKS[mark]}). What differs there is not seen, so the figures may be wrong."
             for mark, count in marks.items()
-            if mark
         ]
         notes += [
             f"{counted(self._transcript_turns[each.name], 'request')} from transcripts of {each.name}, which lack"
@@ -178,7 +168,7 @@ class _LogReader:
             self._take_answer(json.loads(text[5:]))
         elif text.startswith("[{"):
             records = json.loads(text)
-            for record in [{"messages": records}] if all(map(LooseMessages.recognise, records)) else records:
+            for record in [{"messages": records}] if all(map(is_message, records)) else records:
                 self._try(*self._place, record)
         elif text.startswith("{"):
             for record in _concatenated(text):
@@ -198,7 +188,8 @@ class _LogReader:
             return
         transcript = next((each for each in TRANSCRIPTS if each.recognise(record)), None)
         if transcript is not None:
-            self._take_turn(record, transcript.name, transcript.reader)
+            reader = self._transcripts.setdefault(transcript.name, transcript.reader(self._shown))
+            self._take_turns(transcript.name, reader.take(record, self._place[0]))
             return
         before = (self.result.skipped_lines, len(self.log.requests))
         for found in find_bodies(record, self._skip):
@@ -218,8 +209,8 @@ class _LogReader:
             self._take_answer(record, key)
         elif (form := format_of(record)) is not None:
             self.others[form.name] += 1
-        elif LooseMessages.recognise(record):
-            self._take_turn(record, "a conversation", LooseMessages)
+        elif is_message(record):
+            self._conversation.append(record)
         else:
             inner = record.get("message") or record.get("msg") or record.get("log")  # of a logger that writes JSON
             logged = parse_line(inner) if isinstance(inner, str) else None
@@ -228,9 +219,13 @@ class _LogReader:
                 raise ValueError(f"it has neither messages nor a prompt; its fields are: {fields}")
             self._take_logged(logged)
 
-    def _take_turn(self, record: Mapping[str, Any], kind: str, reader: Callable[[Show], AgentTranscript]) -> None:
-        transcript = self._transcripts.setdefault(kind, reader(self._shown))
-        self._take_turns(kind, transcript.take(record, self._place[0]))
+    def _end_conversation(self) -> None:
+        """Take a request in front of each answer of a conversation, and one at the end if no answer ends it."""
+        messages, self._conversation = self._conversation, []
+        answers = [plain_message(message).get("role") == "assistant" for message in messages]
+        for end, (before, after) in enumerate(pairwise([True, *answers, True])):
+            if after and not before:
+                self._try(*self._place, {"messages": messages[:end], "session_id": self._place[0]})
 
     def _take_turns(self, kind: str, requests: Iterator[LogRequest]) -> None:
         for request in requests:
@@ -268,8 +263,6 @@ class _LogReader:
             ] += 1
             return
         prompt = self._rendered(logged.token_ids if logged.text is None else logged.text)
-        if logged.text is not None:
-            self._logged.append((len(logged.text), prompt[-1]))
         self._logged_ids.add(logged.id)
         self.log.requests.append(LogRequest(*self._place, prompt))
 

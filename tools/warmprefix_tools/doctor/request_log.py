@@ -56,7 +56,7 @@ EMPTY = 0
 """Number of the segment without text."""
 _EMPTY_BYTES = bytes(WIDTH)
 
-_SEGMENT = re.compile(r"\s*(?:[^\n.!?]+|[.!?]+(?![\s.!?]|\Z))*[.!?]*")
+_SEGMENT = re.compile(r"\s*(?:[^\S\n]*[^\s.!?]+|[.!?]+(?![\s.!?]|\Z))*[.!?]*")
 _LONG = 1_000
 _RUN = 16
 _PIECE_OF_LONG = re.compile(rf"(?s).{{{_LONG},}}?\S(?=\s)|.+")
@@ -82,22 +82,9 @@ def cut(text: str) -> list[str]:
     """
     segments = _SEGMENT.findall(text)
     segments.pop()  # the last match is empty
-    if " \n" in text or "\t\n" in text or "\r\n" in text or not text.isascii():
-        segments = _with_space_in_front(segments)
     if len(text) > _LONG and max(map(len, segments)) > _LONG:
         return [piece for segment in segments for piece in _PIECE_OF_LONG.findall(segment)]
     return segments
-
-
-def _with_space_in_front(segments: list[str]) -> list[str]:
-    """Move trailing white space to the next segment: a cut inside it could split a token."""
-    moved: list[str] = []
-    space = ""
-    for segment in segments[:-1]:
-        stripped = segment.rstrip()
-        moved.append(space + stripped)
-        space = segment[len(stripped) :]
-    return [*moved, space + segments[-1]] if segments else moved
 
 
 def packed(ids: Ids) -> bytes:

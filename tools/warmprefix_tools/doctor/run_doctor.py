@@ -104,9 +104,6 @@ def _finding_lines(number: int, finding: Finding) -> _Lines:
     yield 0, Text(f"{number}. {finding.title} ", style="bold").append(finding.kind, style="not bold dim")
     yield 3, Text(f"{finding.cost}.")
     yield 3, Text(finding.fix)
-    if finding.cut_requests:
-        cut = counted(finding.cut_requests, "request")
-        yield 3, Text(f"The log cut or masked texts of {cut} of these, so the finding may be wrong there.")
     divergence = finding.divergence
     if divergence is None:
         return

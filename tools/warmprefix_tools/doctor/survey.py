@@ -22,8 +22,6 @@ _MEMORY = re.compile(
     r"(?i)memor(?:y|ies)|remember|recall|facts about|kn(?:own (?:facts|about)|ow about)|preferences|profile"
 )
 _MEMORY_LABEL = re.compile(r"(?i)[\s<\[(#*-]*(?:memor(?:y|ies)|facts?)\b")
-_SHORT_ITEM_TOKENS = 48
-_MOSTLY = 0.6
 
 
 class LogSurvey:
@@ -86,33 +84,10 @@ class LogSurvey:
         return self._lists_of[message.source, memories]
 
     def _is_memory(self, each: ItemList) -> bool:
-        """Return whether a list holds memories: by its heading or labels, or because it stays in its conversation."""
-        key = self.list_key(each)
-        found = self._memory_keys.get(key)
-        if found is None:  # the first list with this key decides for all
-            texts = [self.pool.texts[i] for i in each.source.ids[max(each.start - 1, 0) : each.start + 1]]
-            named = _MEMORY_LABEL.match(texts[-1]) or (each.start > 0 and _MEMORY.search(texts[0]))
-            found = self._memory_keys[key] = bool(named) or key in self._lists_that_stay
-        return found
-
-    @ForkSafeProperty
-    def _lists_that_stay(self) -> set[Hashable]:
-        """Keys of lists of short items most of which recur in the next request of the conversation."""
-        shares: dict[Hashable, list[float]] = {}
-        for index, continuation in enumerate(self.continuations):
-            if continuation is None:
-                continue
-            old: dict[Hashable, set[bytes]] = {}
-            for message in self.log.requests[continuation.earlier].messages[:2]:
-                old.update((self.list_key(each), set(self.item_keys(each))) for each in self.lists(message))
-            for message in self.log.requests[index].messages[:2]:
-                for each in self.lists(message):
-                    key = self.list_key(each)
-                    tokens = self.pool.count_tokens(message.ids[each.start : each.end]) / len(each.items)
-                    if key in old and tokens <= _SHORT_ITEM_TOKENS and message.role in ("system", "developer"):
-                        keys = self.item_keys(each)
-                        shares.setdefault(key, []).append(sum(k in old[key] for k in keys) / len(keys))
-        return {key for key, found in shares.items() if sum(found) / len(found) >= _MOSTLY}
+        """Return whether a list holds memories, by its heading or labels; the first list with a key decides for all."""
+        texts = [self.pool.texts[i] for i in each.source.ids[max(each.start - 1, 0) : each.start + 1]]
+        named = _MEMORY_LABEL.match(texts[-1]) or (each.start > 0 and _MEMORY.search(texts[0]))
+        return self._memory_keys.setdefault(self.list_key(each), bool(named))
 
     def with_space_of(self, other: int, segment: int) -> int:
         """Return a segment with the line feeds in front of another one in place of its own white space."""

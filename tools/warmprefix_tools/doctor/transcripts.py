@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from warmprefix_requests.usage import token_usage
-from warmprefix_tools.doctor.formats import plain_message
 from warmprefix_tools.doctor.records import seconds
 from warmprefix_tools.doctor.request_log import LogMessage, LogRequest
 
-__all__ = ["TRANSCRIPTS", "AgentTranscript", "LooseMessages", "Show", "TranscriptFormat"]
+__all__ = ["TRANSCRIPTS", "AgentTranscript", "TranscriptFormat"]
 
 Json = Mapping[str, Any]
 Show = Callable[[Json], list[LogMessage]]
@@ -195,34 +194,6 @@ class _CodexSession:
 
 def _is_answer(item: Json) -> bool:
     return item.get("role") == "assistant" or ("role" not in item and not str(item.get("type")).endswith("_output"))
-
-
-class LooseMessages:
-    """A conversation whose messages are records: a request in front of each answer, and at the end."""
-
-    def __init__(self, show: Show) -> None:
-        self._show = show
-        self._histories: dict[str, list[LogMessage]] = {}
-
-    @staticmethod
-    def recognise(record: object) -> bool:
-        """Return whether a record is a message."""
-        message = plain_message(record) if isinstance(record, Mapping) else {}
-        return isinstance(message.get("role"), str) and "content" in message
-
-    def take(self, record: Json, file: str) -> Iterator[LogRequest]:
-        """Read a message, and yield a request if it is an answer."""
-        history = self._histories.setdefault(file, [])
-        shown = self._show({"messages": [record]})
-        if shown[-1].role == "assistant":
-            yield _request(history, None, file, record.get("usage"), None)
-        history += shown
-
-    def end(self, file: str) -> Iterator[LogRequest]:
-        """Yield the conversation if no answer ends it."""
-        history = self._histories.pop(file, [])
-        if history and history[-1].role != "assistant":
-            yield _request(history, None, file, None, None)
 
 
 class TranscriptFormat(NamedTuple):
