@@ -208,7 +208,7 @@ def test_the_memory_of_counts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
     counter = CheckedCounter(count, lambda: None)
     for text in ("a", "b", "a", "c", "a", "b"):
         counter(text)
-    assert texts == ["a", "b", "c", "b"]
+    assert texts == ["a", "b", "c", "a", "b"]
 
 
 def test_a_failure_is_not_remembered() -> None:

@@ -142,16 +142,15 @@ def _as_block(i: int, block: object) -> ContextBlock:
 
 def distinct_blocks(listed: Sequence[ContextBlock]) -> tuple[Sequence[ContextBlock], list[tuple[int, ...]]]:
     """Return the first of equal blocks, and the places of each in `listed`."""
-    if len({block.fingerprint for block in listed}) == len(listed):
-        return listed, [(i,) for i in range(len(listed))]
     return _distinct(listed, range(len(listed)))
 
 
 def evidence_blocks(listed: Sequence[ContextBlock]) -> tuple[Sequence[ContextBlock], list[tuple[int, ...]]]:
     """Do the same as `distinct_blocks`, without the blocks that are blank."""
-    if not [block for block in listed if not block.text or block.text.isspace()]:  # `is_blank`, inlined for speed
-        return distinct_blocks(listed)
-    return _distinct(listed, [i for i, block in enumerate(listed) if not block.is_blank])
+    kept = [i for i, block in enumerate(listed) if block.text and not block.text.isspace()]  # `is_blank`, for speed
+    if len(kept) == len({block.fingerprint for block in listed}) == len(listed):
+        return listed, [(i,) for i in kept]
+    return _distinct(listed, kept)
 
 
 def _distinct(

@@ -62,7 +62,10 @@ class FairLru(Generic[K, V]):
         entry = self._entries.get(key)
         if entry is None:
             return None
-        self._mark_used(key, entry.tenant)
+        tenant = entry.tenant
+        self._entries.move_to_end(key)
+        self._keys[tenant].move_to_end(key)
+        self._by_size[self._sizes[tenant]].move_to_end(tenant)
         return entry.value
 
     def get(self, key: K) -> V | None:
@@ -103,11 +106,6 @@ class FairLru(Generic[K, V]):
 
     def __len__(self) -> int:
         return len(self._entries)
-
-    def _mark_used(self, key: K, tenant: Hashable) -> None:
-        self._entries.move_to_end(key)
-        self._keys[tenant].move_to_end(key)
-        self._by_size[self._sizes[tenant]].move_to_end(tenant)
 
     def _resize(self, tenant: Hashable, change: int) -> None:
         self.size += change

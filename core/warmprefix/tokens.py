@@ -6,7 +6,6 @@ import operator
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
-from functools import lru_cache
 from string import ascii_lowercase, ascii_uppercase, digits, punctuation
 from typing import Any, Protocol, SupportsIndex, cast
 
@@ -190,11 +189,19 @@ class CheckedCounter:
         self._on_failure = on_failure
         self._has_failed = False
         self._cached_characters = -1 if getattr(counter, "remembers", False) else _CACHED_CHARACTERS
-        self._cached = lru_cache(_CACHED_TEXTS)(self._checked)
+        self._cached: dict[str, int] = {}
 
     def __call__(self, text: str, /) -> int:
+        count = self._cached.get(text)
+        if count is not None:
+            return count
         try:
-            return self._cached(text) if len(text) <= self._cached_characters else self._checked(text)
+            count = plausible_count(self._counter(text), text)
+            if len(text) <= self._cached_characters:
+                if len(self._cached) >= _CACHED_TEXTS:
+                    self._cached.clear()
+                self._cached[text] = count
+            return count
         except BaseException as error:
             raise_unless_failure(error)
             import logging  # slow to import, and seldom needed
@@ -205,9 +212,6 @@ class CheckedCounter:
             self._has_failed = True
         self._on_failure()
         return estimated_tokens(text)
-
-    def _checked(self, text: str) -> int:
-        return plausible_count(self._counter(text), text)
 
 
 def plausible_count(count: object, text: str) -> int:

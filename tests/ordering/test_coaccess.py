@@ -6,14 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warmprefix.ordering.coaccess import Outcome, RecurrenceByRank, part_of
+from warmprefix.ordering.coaccess import Outcome, RecurrenceByRank
 
 outcomes = st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=200)
-
-
-@pytest.mark.parametrize(("blocks", "parts"), [(1, [0]), (2, [0, 1]), (3, [0, 1, 2]), (5, [0, 0, 1, 1, 2])])
-def test_ranks_are_cut_into_thirds(blocks: int, parts: list[int]) -> None:
-    assert [part_of(rank, blocks) for rank in range(blocks)] == parts
 
 
 def test_chances_fall_with_rank_before_learning() -> None:

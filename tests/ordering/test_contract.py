@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.prefix_integrity import check_integrity
+from tests.served_blocks import as_served
 
 from warmprefix.ordering import (
     CoAccessPolicy,
@@ -127,10 +128,10 @@ def test_observed_list_may_change_later(
 ) -> None:
     kept, changed = policy(), policy()
     for served, _ in history:
-        kept.observe(served)
-        handed_over = list(served)
+        kept.observe(as_served(served))
+        handed_over = as_served(served)
         changed.observe(handed_over)
-        assert handed_over == served
+        assert handed_over == as_served(served)
         handed_over.clear()
     view = PrefixView(PrefixTree[bytes]())
     assert list(kept.order(request, view)) == list(changed.order(request, view))
@@ -146,7 +147,7 @@ for name, make in POLICIES.items():
         request = [ContextBlock(str(i), tokens=i % 9) for i in chance.sample(range(30), chance.randrange(9))]
         served = [request[i] for i in policy.order(request, o.PrefixView(tree))]
         tree.insert([b.fingerprint for b in served], [b.tokens for b in served])
-        policy.observe(served)
+        policy.observe([o.ServedBlock(b.fingerprint, b.tokens, i, False) for i, b in enumerate(served)])
         print(name, [b.text for b in served])
 """
 
@@ -227,7 +228,7 @@ def test_requests_that_extend_the_last_one(policy: NewPolicy) -> None:
     served = Served(policy())
     request = blocks(*range(1_100))
     for end in range(1_100, 0, -10):
-        served.policy.observe(request[:end])
+        served.policy.observe(as_served(request[:end]))
         served.tree.insert([block.fingerprint for block in request[:end]], [10] * end)
     served.serve(request)
 
@@ -335,10 +336,10 @@ def test_cost_is_bounded_if_no_subtree_can_be_skipped(policy: NewPolicy) -> None
     for order in permutations(names):
         path = [*order, Block(b"heavy", 10_000)]
         served.tree.insert([block.fingerprint for block in path], [block.tokens for block in path])
-        served.policy.observe(path)
+        served.policy.observe(as_served(path))
     request = [*names, Block(b"new", 10_000), *blocks(*range(100, 107))]
     assert work(lambda: served.order(request)) <= 8_000
-    assert work(lambda: served.policy.observe(request)) <= 1_000
+    assert work(lambda: served.policy.observe(as_served(request))) <= 1_000
 
 
 def test_cost_of_an_exhaustive_search_exceeds_the_bound() -> None:

@@ -8,6 +8,7 @@ from itertools import permutations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.served_blocks import as_served
 
 from warmprefix import ContextBlock
 from warmprefix.ordering import CoAccessPolicy, OrderingPolicy, PrefixView, RelevancePolicy, SortedPolicy
@@ -34,7 +35,7 @@ def tree_of(*served: str) -> PrefixTree[bytes]:
 
 def observed(policy: OrderingPolicy, *served: Sequence[object]) -> OrderingPolicy:
     for names in served:
-        policy.observe(blocks(names))
+        policy.observe(as_served(blocks(names)))
     return policy
 
 
@@ -173,7 +174,7 @@ def test_context_index_compares_a_bounded_number_of_children(monkeypatch: pytest
     monkeypatch.setattr(context_index, "context_distance", counted)
     policy = ContextIndexPolicy()
     for i in range(200):
-        policy.observe(blocks([i, "A", "B"]))
+        policy.observe(as_served(blocks([i, "A", "B"])))
     assert planned(policy, "XBA") == "ABX"
     assert compared <= 8
     assert max(map(len, policy._index._root.recent.values())) <= 16
@@ -283,7 +284,7 @@ def test_coaccess_learns_which_ranks_recur() -> None:
     """Only the last blocks recur, so the last comes first though no request holds it."""
     policy = CoAccessPolicy()
     for i in range(300):
-        policy.observe(blocks([f"x{i}", f"y{i}", f"z{i}", "A", "B"]))
+        policy.observe(as_served(blocks([f"x{i}", f"y{i}", f"z{i}", "A", "B"])))
     assert planned(observed(policy, "UVSTQ"), "WVPRO") == "OWVPR"
 
 
@@ -297,7 +298,7 @@ def test_coaccess_orders_later_places_by_one_estimate() -> None:
     """Each of a hundred blocks is requested once more than the one ranked before it."""
     policy = by_requests()
     for start in range(66):  # each shares at least a third
-        policy.observe(blocks(range(start, 100)))
+        policy.observe(as_served(blocks(range(start, 100))))
     order = list(policy.order(blocks(range(100)), PrefixView(PrefixTree[bytes]())))
     assert order[:35] == [65, 66, 67, 68, *range(69, 100)], "all requests hold these"
     assert order[35:] == list(range(64, -1, -1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from tests.served_blocks import as_served
 
 from warmprefix import ContextBlock
 from warmprefix.ordering import CoAccessPolicy, OrderingPolicy, PrefixView, RelevancePolicy
@@ -107,10 +108,10 @@ def test_context_index_online() -> None:
 def test_context_index_policy_gives_the_same_order() -> None:
     policy = ContextIndexPolicy()
     for order in BUILT.values():
-        policy.observe(blocks(order))
+        policy.observe(as_served(blocks(order)))
     for context, order in (([2, 1, 4], [1, 2, 4]), ([5, 7, 8], [5, 7, 8]), ([1, 2, 9], [1, 2, 9])):
         assert planned(policy, context) == order
-        policy.observe(blocks(order))
+        policy.observe(as_served(blocks(order)))
 
 
 # -- CRAFT -------------------------------------------------------------------------------------------------------------
@@ -121,14 +122,14 @@ def test_craft_orders_by_frequency(threshold: int) -> None:
     """The counts of the blocks 2, 3 and 1 are 5, 4 and 1."""
     policy = FrequencyPolicy(promotion_threshold=threshold)
     for request in ([2, 3], [2, 3], [2, 3], [2, 3], [2, 1]):
-        policy.observe(blocks(request))
+        policy.observe(as_served(blocks(request)))
     assert planned(policy, [1, 2, 3]) == [2, 3, 1]
 
 
 def test_craft_promotes_blocks_that_reach_the_threshold() -> None:
     """CRAFT's access table and prefix tree over three requests, threshold 2."""
     policy = FrequencyPolicy(promotion_threshold=2)
-    policy.observe(blocks([1, 2]))
+    policy.observe(as_served(blocks([1, 2])))
     for request, reused, promoted, counts in (
         ([1, 2, 5], 0, [1, 2], {1: 2, 2: 2, 5: 1}),
         ([1, 2, 6], 2, [1, 2], {1: 3, 2: 3, 5: 1, 6: 1}),
@@ -137,7 +138,7 @@ def test_craft_promotes_blocks_that_reach_the_threshold() -> None:
         order = planned(policy, request)
         assert order == request
         assert promoted_prefix(policy, order) == reused
-        policy.observe(blocks(order))
+        policy.observe(as_served(blocks(order)))
         assert promoted_prefix(policy, promoted) == len(promoted)
         assert policy._promoted.resident_tokens == 100 * len(promoted), "more was promoted"
         assert {name: policy._window.count(blocks([name])[0].fingerprint) for name in counts} == counts
@@ -147,7 +148,7 @@ def test_craft_reuses_part_of_a_promoted_prefix() -> None:
     """Prefix slicing."""
     policy = FrequencyPolicy(promotion_threshold=2)
     for _ in range(2):
-        policy.observe(blocks([1, 2, 3]))
+        policy.observe(as_served(blocks([1, 2, 3])))
     assert promoted_prefix(policy, [1, 10, 11]) == 1
     assert planned(policy, [10, 11, 1]) == planned(policy, [1, 10, 11]) == [1, 10, 11]
 
@@ -196,7 +197,7 @@ def reused_blocks(policy: OrderingPolicy, requests: int = 6) -> list[int]:
     for i in range(requests):
         order = planned(policy, [f"x{3 * i + 1}", f"x{3 * i + 2}", f"x{3 * i + 3}", "A", "B"], tree)
         reused.append(insert(tree, order))
-        policy.observe(blocks(order))
+        policy.observe(as_served(blocks(order)))
     return reused
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from functools import lru_cache, reduce
-from operator import and_
+from operator import and_, attrgetter
 from typing import Generic, NamedTuple, TypeVar
 
 from warmprefix.errors import check_count
-from warmprefix.ordering.policies import BlockView, PrefixView, by_rank, is_resident, then_the_rest
+from warmprefix.ordering.policies import BlockView, PrefixView, ServedBlock
 
-__all__ = ["AccessWindow", "BitCounter", "CoAccessPolicy", "Outcome", "RecurrenceByRank", "part_of"]
+__all__ = ["AccessWindow", "BitCounter", "CoAccessPolicy", "Outcome", "RecurrenceByRank"]
 
 K = TypeVar("K", bound=Hashable)
 
@@ -73,30 +73,31 @@ class CoAccessPolicy:
     def order(self, blocks: Sequence[BlockView], prefix: PrefixView) -> Sequence[int]:
         head = prefix.deepest_path(blocks)
         demand = self._demand(blocks, prefix.waiting)
-        planned = then_the_rest(head + demand.best_tail(head), len(blocks))
+        planned = head + demand.best_tail(head)
+        placed = set(planned)
+        planned += [i for i in range(len(blocks)) if i not in placed]
         note = prefix.note_tokens(planned)
         if not note:
             return planned
         self._note_tokens = note
         in_relevance_order = range(len(blocks))
-        held = prefix.match_prefix(blocks)
-        saved = prefix.match_prefix([blocks[i] for i in head]).tokens - held.tokens
+        held, reached = prefix.match_prefixes(blocks, [blocks[i] for i in head])
+        saved = reached.tokens - held.tokens
         if saved <= note:
             later = demand.new_value(planned, len(head)) - demand.new_value(in_relevance_order, held.blocks)
             if saved + later * self._returns.rate <= note:
                 return in_relevance_order
         return planned
 
-    def observe(self, served: Sequence[BlockView]) -> None:
-        ranked = by_rank(served)
+    def observe(self, served: Sequence[ServedBlock]) -> None:
+        ranked = sorted(served, key=attrgetter("rank"))
         keys = [block.fingerprint for block in ranked]
-        if self._note_tokens and self._window.next_place % _RETURNS_INTERVAL == 0:
+        place = self._window.next_place
+        if self._note_tokens and place % _RETURNS_INTERVAL == 0:
             self._learn_returns(served, ranked)
         self._recurrence.learn(self._outcomes(BitCounter(self._window.requests(keys)), keys))
-        self._tails[self._window.next_place] = [
-            (key, part_of(rank, len(keys)))
-            for rank, (key, block) in enumerate(zip(keys, ranked, strict=True))
-            if not is_resident(block)
+        self._tails[place] = [
+            (block.fingerprint, _PARTS * rank // len(keys)) for rank, block in enumerate(ranked) if not block.resident
         ]
         self._window.observe(keys)
 
@@ -107,7 +108,10 @@ class CoAccessPolicy:
         counter = BitCounter(requests)
         similar, size = 0, self._window.size
         if counter.highest:
-            similar = self._weighted_by_likeness(counter)
+            # The requests of the window, each as many times as its weight. The copies stand next to each other in one
+            # bitset, a window apart, so that one `bit_count` adds up weights.
+            for level in range(_LEVELS, 0, -1):
+                similar = similar << size | counter.at_least(-(-counter.highest * level // _LEVELS))
             requests = [similar & (held | held << size | held << 2 * size) if held else 0 for held in requests]
         place = _LEVELS * size
         for request in waiting:
@@ -121,16 +125,6 @@ class CoAccessPolicy:
         chances = self._recurrence.chances(len(keys), self._outcomes(counter, keys)) if similar else ()
         return _Demand(similar, requests, [block.tokens for block in blocks], chances, self.trust * _LEVELS)
 
-    def _weighted_by_likeness(self, counter: BitCounter) -> int:
-        """Return the requests of the window, each as many times as its weight.
-
-        The copies stand next to each other in one bitset, a window apart, so that one `bit_count` adds up weights.
-        """
-        similar = 0
-        for level in range(_LEVELS, 0, -1):
-            similar = similar << self._window.size | counter.at_least(-(-counter.highest * level // _LEVELS))
-        return similar
-
     def _outcomes(self, counter: BitCounter, keys: Sequence[bytes]) -> list[Outcome]:
         """Compare `keys` with the tail of the most similar request, the latest of equals."""
         if not counter.highest:
@@ -139,14 +133,15 @@ class CoAccessPolicy:
         tail = self._tails[self._window.latest(counter.at_least(counter.highest))]
         return [(part, key in here) for key, part in tail]
 
-    def _learn_returns(self, served: Sequence[BlockView], ranked: Sequence[BlockView]) -> None:
+    def _learn_returns(self, served: Sequence[ServedBlock], ranked: Sequence[ServedBlock]) -> None:
         """Compare what a reordered request found with what it was expected to leave for later ones."""
         ranks = {block.fingerprint: rank for rank, block in enumerate(ranked)}
         order = [ranks[block.fingerprint] for block in served]
-        unmoved = next((i for i, rank in enumerate(order) if i != rank), len(order))
-        if unmoved == len(order):
+        moved = [i for i, rank in enumerate(order) if i != rank]
+        if not moved:
             return
-        found = sum(map(is_resident, served))
+        unmoved = moved[0]
+        found = sum([block.resident for block in served])
         demand = self._demand(ranked)
         # What an earlier request left here costs a note again.
         net = sum([block.tokens for block in served[unmoved:found]]) - self._note_tokens
@@ -186,7 +181,16 @@ class _Demand(NamedTuple):
             for i, chance in enumerate(self.chances)
             if i not in placed
         ]
-        return _most_saving_first(tail, common)
+        order: list[int] = []
+        while tail and common and len(order) < _ESTIMATES:
+            savings = _savings(tail, common)
+            index, holders, *_ = tail.pop(savings.index(max(savings)))
+            order.append(index)
+            common &= holders
+        if tail and common:
+            savings = _savings(tail, common)
+            order += [tail[j][0] for j in sorted(range(len(tail)), key=savings.__getitem__, reverse=True)]
+        return order
 
     def new_value(self, order: Sequence[int], held: int) -> float:
         """Return the tokens that the next similar request is expected to find in `order`, beyond the held blocks.
@@ -220,10 +224,7 @@ class _Returns:
 
     def __init__(self) -> None:
         self._found = self._expected = 0.0
-
-    @property
-    def rate(self) -> float:
-        return min(_MOST_RATE, self._found / self._expected) if self._expected else _MOST_RATE
+        self.rate = _MOST_RATE
 
     def learn(self, found: int, expected: float, tokens: int) -> None:
         """Add a reordered request that found this many tokens beyond its note, and has `tokens` in all."""
@@ -232,32 +233,12 @@ class _Returns:
             self._found = _MOST_RATE * self._expected
         self._found = self._found * _RETURNS_DECAY + found
         self._expected = self._expected * _RETURNS_DECAY + max(expected, 0.0)
+        self.rate = min(_MOST_RATE, self._found / self._expected) if self._expected else _MOST_RATE
 
 
 _Candidate = tuple[int, int, int, float, float]
 """A block that may come next: its index, the requests that hold it, its tokens, and the weight of its rank in requests
 that hold it and in requests that do not."""
-
-
-def _most_saving_first(tail: list[_Candidate], common: int) -> list[int]:
-    """Return indices of candidates, always the best next one.
-
-    It ends when no request holds all placed blocks.
-
-    Args:
-        tail: In relevance order.
-        common: The requests that hold all blocks placed so far.
-    """
-    order: list[int] = []
-    while tail and common and len(order) < _ESTIMATES:
-        savings = _savings(tail, common)
-        index, holders, *_ = tail.pop(savings.index(max(savings)))
-        order.append(index)
-        common &= holders
-    if tail and common:
-        savings = _savings(tail, common)
-        order += [tail[j][0] for j in sorted(range(len(tail)), key=savings.__getitem__, reverse=True)]
-    return order
 
 
 def _savings(tail: Sequence[_Candidate], common: int) -> list[float]:
@@ -281,11 +262,6 @@ _LEAST, _MOST = 0.02, 0.98
 
 Outcome = tuple[int, bool]
 """A block of an earlier request: its third of the ranks, and whether the next similar request has it."""
-
-
-def part_of(rank: int, blocks: int) -> int:
-    """Return the third of the ranks that `rank` is in, among `blocks` ranks."""
-    return _PARTS * rank // blocks
 
 
 class RecurrenceByRank:
@@ -354,12 +330,13 @@ class AccessWindow(Generic[K]):
         check_count("size", size)
         self.size = size
         self._slots: list[Sequence[K]] = [()] * size
-        self._next = 0
+        self.next_place = 0
+        """Bit of the next observed request, which the oldest has while the window is full."""
         self._requests: dict[K, int] = {}
 
     def observe(self, keys: Sequence[K]) -> None:
         """Add a request's blocks; drop the oldest request if the window is full. O(keys)."""
-        slot = self._next
+        slot = self.next_place
         bit = 1 << slot
         requests = self._requests
         distinct = tuple(dict.fromkeys(keys))
@@ -372,21 +349,16 @@ class AccessWindow(Generic[K]):
         for key in distinct:
             requests[key] = requests.get(key, 0) | bit
         self._slots[slot] = distinct
-        self._next = (slot + 1) % self.size
+        self.next_place = (slot + 1) % self.size
 
     def requests(self, keys: Iterable[K]) -> list[int]:
         """Return for each key the bitset of the requests that hold it; 0 for none."""
         requests = self._requests
         return [requests.get(key, 0) for key in keys]
 
-    @property
-    def next_place(self) -> int:
-        """Bit of the next observed request, which the oldest has while the window is full."""
-        return self._next
-
     def latest(self, places: int) -> int:
         """Return the bit of the most recent of some requests, a bitset that is not 0."""
-        before_the_wrap = places & ((1 << self._next) - 1)
+        before_the_wrap = places & ((1 << self.next_place) - 1)
         return (before_the_wrap or places).bit_length() - 1
 
     def count(self, key: K) -> int:
@@ -428,8 +400,13 @@ class BitCounter:
                     break
                 planes[p], carry = planes[p] ^ carry, planes[p] & carry
                 p += 1
-        self.highest = _highest(self._planes)
+        self.highest = 0
         """The highest count of any bit; 0 if no bit is set."""
+        having_it = -1
+        for p in reversed(range(len(planes))):
+            if having_it & planes[p]:
+                having_it &= planes[p]
+                self.highest |= 1 << p
 
     def at_least(self, count: int) -> int:
         """Return the bits that are set in `count` bitsets or more; `count` is 1 or more."""
@@ -443,12 +420,3 @@ class BitCounter:
                 more |= equal & self._planes[p]
                 equal &= ~self._planes[p]
         return more | equal
-
-
-def _highest(planes: Sequence[int]) -> int:
-    highest, having_it = 0, -1
-    for p in reversed(range(len(planes))):
-        if having_it & planes[p]:
-            having_it &= planes[p]
-            highest |= 1 << p
-    return highest

@@ -54,8 +54,8 @@ class OrderingPolicy(Protocol):
         """
         ...
 
-    def observe(self, served: Sequence[BlockView]) -> None:
-        """Learn from an order that reached the engine. A planner passes `ServedBlock`s."""
+    def observe(self, served: Sequence[ServedBlock]) -> None:
+        """Learn from an order that reached the engine."""
         ...
 
 
@@ -103,27 +103,34 @@ class PrefixView:
 
         A run counts as a block if all of it is; its tokens count as far as they are.
         """
-        single, joined = self._single_blocks(blocks)
-        keys = [block.fingerprint for block in single]
-        held = self.tree.match_prefix([*self.after, *keys])
+        return self.match_prefixes(blocks)[0]
+
+    def match_prefixes(self, *orders: Sequence[BlockView]) -> list[PrefixMatch]:
+        """Return `match_prefix` of each order."""
+        parts = [self._single_blocks(blocks) if self.runs else (blocks, ()) for blocks in orders]
+        keys = [[block.fingerprint for block in single] for single, _ in parts]
+        flights = self._flights() if self.in_flight else ()
+        matches = [self.tree.match_prefix([*self.after, *own]) for own in keys]
         if self.after:
             placed = self.tree.match_prefix(self.after)
-            held = PrefixMatch(held.blocks - placed.blocks, held.tokens - placed.tokens)
-        for order in self._flights():
-            shared = _shared_blocks(order, keys)
-            if shared > held.blocks:
-                held = PrefixMatch(shared, sum([block.tokens for block in single[:shared]]))
-        if not joined:
-            return held
-        ends = [i for i in range(1, len(single) + 1) if i not in joined]
-        return PrefixMatch(sum([end <= held.blocks for end in ends]), held.tokens)
+            matches = [PrefixMatch(held.blocks - placed.blocks, held.tokens - placed.tokens) for held in matches]
+        for i, (single, joined) in enumerate(parts):
+            for order in flights:
+                shared = _shared_blocks(order, keys[i])
+                if shared > matches[i].blocks:
+                    matches[i] = PrefixMatch(shared, sum([block.tokens for block in single[:shared]]))
+            if joined:
+                held = matches[i]
+                ends = [end for end in range(1, len(single) + 1) if end not in joined]
+                matches[i] = PrefixMatch(sum([end <= held.blocks for end in ends]), held.tokens)
+        return matches
 
     def deepest_path(self, blocks: Sequence[BlockView], budget: int | None = SEARCH_BUDGET) -> list[int]:
         """Return indices of a path that is resident or in flight; see `PrefixTree.deepest_path`.
 
         Of a run at its end, perhaps only the first blocks are.
         """
-        single, joined = self._single_blocks(blocks)
+        single, joined = self._single_blocks(blocks) if self.runs else (blocks, ())
         path = self.tree.deepest_path([block.fingerprint for block in single], self.after, budget, joined)
         if not self.in_flight:
             return _places_of_runs(path, joined) if joined else path
@@ -143,7 +150,7 @@ class PrefixView:
 
     def greedy_path(self, blocks: Sequence[BlockView]) -> list[int]:
         """Return indices of a resident path; see `PrefixTree.greedy_path`."""
-        single, joined = self._single_blocks(blocks)
+        single, joined = self._single_blocks(blocks) if self.runs else (blocks, ())
         path = self.tree.greedy_path([block.fingerprint for block in single], self.after, joined)
         return _places_of_runs(path, joined) if joined else path
 
@@ -156,8 +163,6 @@ class PrefixView:
 
     def _single_blocks(self, blocks: Sequence[BlockView]) -> tuple[Sequence[BlockView], Collection[int]]:
         """Return the blocks of all runs, and which of them stay behind the one before them."""
-        if not self.runs:
-            return blocks, ()
         single: list[BlockView] = []
         joined: set[int] = set()
         for block in blocks:

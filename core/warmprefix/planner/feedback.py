@@ -26,8 +26,8 @@ def check_plan(plan: ContextPlan) -> None:
         raise TypeError(f"plan must be a ContextPlan, got {type(plan).__name__}")
 
 
-def as_report(cached_tokens: int | None, report: EngineReport | None) -> EngineReport:
-    """Return the checked report, from one of the two arguments of `commit`.
+def as_report(plan: ContextPlan, cached_tokens: int | None, report: EngineReport | None) -> EngineReport:
+    """Return the checked report, from the arguments of `commit`.
 
     Raises:
         TypeError: An argument or a field has the wrong type, or both arguments are given.
@@ -37,6 +37,8 @@ def as_report(cached_tokens: int | None, report: EngineReport | None) -> EngineR
         raise TypeError(f"report must be an EngineReport or None, got {type(report).__name__}")
     if report is not None and cached_tokens is not None:
         raise TypeError(f"cached_tokens must be None if a report is given, got {cached_tokens!r}")
+    if not isinstance(plan, ContextPlan):
+        check_plan(plan)
     if report is None and cached_tokens is None:
         return _NO_REPORT
     checked = EngineReport(cached_tokens) if report is None else report
@@ -66,52 +68,48 @@ class PlanFeedback:
 
     def commit(self, plan: ContextPlan, report: EngineReport) -> bool:
         """Learn from a plan that the model saw, if it is still open; True if it was."""
-        check_plan(plan)
-        is_fed = self._is_fed(plan, report)
+        # Without the tokens of the prompt, the feed never receives it.
+        is_fed = report.prompt_token_ids is not None and self._is_fed(plan)
         state = self._state
         with state.lock:
-            in_time = self._close(plan)
+            in_time = state.close(plan)
             state.metrics.counts["commits" if in_time else "late_commits"] += 1
             if in_time:
-                scope, keys = state.use(plan.scope), _keys(plan)
+                scope = state.use(plan.scope)
+                keys = [planned.block.fingerprint for planned in plan.blocks]
                 if plan.opens_prompt:  # a batch was planned long before its requests ran, so each is predicted now
-                    state.open_plans.predict(plan, scope.distances(keys))
-                self._apply_report(plan, keys, report, is_fed)
+                    state.open_plans.predict(plan, scope, keys)
+                if report is not _NO_REPORT:
+                    self._apply_report(plan, keys, report, is_fed)
                 if plan.opens_prompt:
                     state.learn(scope, plan.blocks)
                 if plan.placement == "tail":
                     scope.label_savings.add(plan)
-        if in_time:
-            self._remember(plan, report)
+        if in_time and report.prompt_token_ids is not None:
+            self._remember(plan, report.prompt_token_ids)
         return in_time
 
     def abandon(self, plan: ContextPlan) -> bool:
         """Close a plan that the model did not see; True if it was open."""
         check_plan(plan)
         with self._state.lock:
-            was_open = self._close(plan)
+            was_open = self._state.close(plan)
             self._state.metrics.counts["abandons"] += was_open
         if was_open:
             self._state.metrics.notify_abandoned(plan)
         return was_open
 
-    def _close(self, plan: ContextPlan) -> bool:
-        """Remove a plan from the open ones; True if it was one. The caller holds the lock."""
-        scope = self._state.find(plan.scope)
-        if scope is not None:
-            scope.queue.finish(plan.id)
-        return self._state.open_plans.close(plan)
-
     def report(self, plan: ContextPlan, report: EngineReport) -> None:
         """Apply a report of a plan that is committed before or later, here or elsewhere. O(blocks)."""
-        is_fed = self._is_fed(plan, report)
-        keys = _keys(plan)
+        is_fed = report.prompt_token_ids is not None and self._is_fed(plan)
+        keys = [planned.block.fingerprint for planned in plan.blocks]
         with self._state.lock:
             self._apply_report(plan, keys, report, is_fed)
             scope = self._state.find(plan.scope)
             if scope is not None and plan.opens_prompt:  # this very prompt has made its blocks resident again
                 scope.tree.mark_resident(keys)
-        self._remember(plan, report)
+        if report.prompt_token_ids is not None:
+            self._remember(plan, report.prompt_token_ids)
 
     def residency_changed(
         self,
@@ -138,8 +136,6 @@ class PlanFeedback:
 
         A report is judged by what was predicted when the plan was made. Only the first one of a plan counts.
         """
-        if report is _NO_REPORT:
-            return
         state, counts = self._state, self._state.metrics.counts
         prediction = None if report.cached_tokens is None else state.open_plans.take_prediction(plan)
         if prediction is not None and prediction.is_reported:
@@ -201,22 +197,21 @@ class PlanFeedback:
         if self._state.profile.learn(profile):
             self._state.profile_changed()
 
-    def _is_fed(self, plan: ContextPlan, report: EngineReport) -> bool:
-        """Return True if the feed is a better source than `report`. Takes no lock."""
-        if report.prompt_token_ids is None:  # then the feed never receives this prompt
-            return False
+    def _is_fed(self, plan: ContextPlan) -> bool:
+        """Return True if the feed is a better source than a report. Takes no lock."""
         try:
             return self.feed.is_complete(plan.cache_salt)
         except Exception:
             self._state.metrics.degrade("feed")
             return False
 
-    def _remember(self, plan: ContextPlan, report: EngineReport) -> None:
+    def _remember(self, plan: ContextPlan, token_ids: Sequence[int]) -> None:
         """Have the feed find the plan's context blocks among the engine's KV blocks."""
-        if report.prompt_token_ids is None or not plan.opens_prompt or not plan.blocks:
+        if not plan.opens_prompt or not plan.blocks:
             return
+        keys = tuple([planned.block.fingerprint for planned in plan.blocks])
         paragraphs = tuple([planned.render() for planned in plan.blocks])
-        served = ServedPrompt(plan.scope, plan.cache_salt, _keys(plan), paragraphs, report.prompt_token_ids)
+        served = ServedPrompt(plan.scope, plan.cache_salt, keys, paragraphs, token_ids)
         try:
             self.feed.remember(served)
         except Exception:
@@ -229,10 +224,6 @@ class PlanFeedback:
         except Exception:
             self._state.metrics.degrade("feed")
             return FeedStats()
-
-
-def _keys(plan: ContextPlan) -> tuple[bytes, ...]:
-    return tuple([planned.block.fingerprint for planned in plan.blocks])
 
 
 def _logger() -> logging.Logger:

@@ -244,7 +244,7 @@ class ContextPlanner:
             ValueError: A count or a duration is negative.
         """
         began = time.perf_counter()
-        checked = as_report(cached_tokens, report)
+        checked = as_report(plan, cached_tokens, report)
         recorded = in_time = self._feedback.commit(plan, checked)
         if plan.tracked:
             recorded = self._conversations.commit(plan, in_time) and in_time
@@ -256,7 +256,7 @@ class ContextPlanner:
     ) -> bool:
         """Commit as `commit` does, and await the store."""
         began = time.perf_counter()
-        checked = as_report(cached_tokens, report)
+        checked = as_report(plan, cached_tokens, report)
         recorded = in_time = self._feedback.commit(plan, checked)
         if plan.tracked:
             recorded = await self._conversations.acommit(plan, in_time) and in_time
@@ -282,8 +282,7 @@ class ContextPlanner:
 
         O(blocks). Raises `ValueError` for a negative count or duration.
         """
-        check_plan(plan)
-        self._feedback.report(plan, as_report(None, report))
+        self._feedback.report(plan, as_report(plan, None, report))
 
     def withdraw(self, plan: ContextPlan) -> None:
         """Take back a commit whose answer the application does not keep.

@@ -180,7 +180,8 @@ class RequestPlanner:
         opens_prompt = resolution.opens_prompt
         keys = [block.fingerprint for block in distinct]
         with state.lock:
-            in_flight, waiting = scope.queue.take(keys)
+            queue = scope.queue
+            in_flight, waiting = queue.take(keys) if queue.announced or queue.flights else ([], [])
             evidence = scope.feedback.evidence
             # Reordering is off for a scope whose engine evidently caches nothing.
             is_left_alone = opens_prompt and evidence.is_off and evidence.keeps_order()
@@ -222,7 +223,7 @@ class RequestPlanner:
                 order_annotation=text,
             )
             if reorders:
-                scope.queue.start(plan.id, keys)
+                queue.start(plan.id, keys)
             state.open_plans.add(plan, distances)
             metrics.counts["disabled_plans"] += is_left_alone
             if record is not None:

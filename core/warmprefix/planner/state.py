@@ -92,11 +92,7 @@ class ScopeState:
                 tokens = self.tree.match_prefix(keys).tokens
             else:
                 tokens = self.tree.match_junction(keys).tokens // checkpoints.block * checkpoints.block
-        return tokens, self.distances(keys) if opens_prompt else None
-
-    def distances(self, keys: Sequence[bytes]) -> Sequence[int]:
-        """Return the reuse distances of the first blocks of an order: of those that were served in this order."""
-        return self.capacity.distances(self.scope, keys)
+        return tokens, self.capacity.distances(self.scope, keys) if opens_prompt else None
 
 
 class _Flight(NamedTuple):
@@ -107,24 +103,24 @@ class _Flight(NamedTuple):
 class RequestQueue:
     """Announced requests and open plans of one scope. Bounded; callers hold the planner's lock."""
 
-    __slots__ = ("_announced", "_flights", "_numbers")
+    __slots__ = ("_numbers", "announced", "flights")
 
     def __init__(self) -> None:
         self._numbers = count()
-        self._announced: OrderedDict[int, frozenset[bytes]] = OrderedDict()
-        self._flights: OrderedDict[str, _Flight] = OrderedDict()
+        self.announced: OrderedDict[int, frozenset[bytes]] = OrderedDict()
+        self.flights: OrderedDict[str, _Flight] = OrderedDict()
 
     def announce(self, keys: Iterable[bytes]) -> int:
         """Add a request that will be planned later; return a number to withdraw it."""
         number = next(self._numbers)
-        self._announced[number] = frozenset(keys)
-        if len(self._announced) > _MOST_ANNOUNCED:
-            self._announced.popitem(last=False)
+        self.announced[number] = frozenset(keys)
+        if len(self.announced) > _MOST_ANNOUNCED:
+            self.announced.popitem(last=False)
         return number
 
     def withdraw(self, number: int) -> None:
         """Remove an announced request, if it is still there."""
-        self._announced.pop(number, None)
+        self.announced.pop(number, None)
 
     def take(self, keys: Iterable[bytes]) -> tuple[list[tuple[bytes, ...]], list[Collection[bytes]]]:
         """Remove one announcement of exactly these blocks.
@@ -132,29 +128,25 @@ class RequestQueue:
         Returns:
             The orders of the open plans, oldest first, and the first of the other announcements.
         """
-        if self._announced:
+        if self.announced:
             own = frozenset(keys)
-            number = next((number for number, blocks in self._announced.items() if blocks == own), None)
+            number = next((number for number, blocks in self.announced.items() if blocks == own), None)
             if number is not None:
-                del self._announced[number]
-        in_flight = [flight.order for flight in self._flights.values()]
-        return in_flight, list(islice(self._announced.values(), _MOST_WAITING))
+                del self.announced[number]
+        in_flight = [flight.order for flight in self.flights.values()]
+        return in_flight, list(islice(self.announced.values(), _MOST_WAITING))
 
     def start(self, plan_id: str, order: Sequence[bytes]) -> None:
         """Add an open plan whose context opens its prompt."""
         number = next(self._numbers)
-        self._flights[plan_id] = _Flight(number, tuple(order))
-        oldest = next(iter(self._flights.values()))
-        if len(self._flights) > _MOST_IN_FLIGHT or oldest.number < number - _LONGEST_FLIGHT:
-            self._flights.popitem(last=False)
-
-    def finish(self, plan_id: str) -> None:
-        """Remove a plan that was committed or abandoned."""
-        self._flights.pop(plan_id, None)
+        self.flights[plan_id] = _Flight(number, tuple(order))
+        oldest = next(iter(self.flights.values()))
+        if len(self.flights) > _MOST_IN_FLIGHT or oldest.number < number - _LONGEST_FLIGHT:
+            self.flights.popitem(last=False)
 
     def __len__(self) -> int:
         """Return the number of announced requests."""
-        return len(self._announced)
+        return len(self.announced)
 
 
 class _OpenBatch(NamedTuple):
@@ -203,10 +195,12 @@ class OpenPlans:
     def add(self, plan: ContextPlan, distances: Sequence[int] | None) -> None:
         """Add a single plan, and keep its reuse distances, if any, until the engine reports on it. O(1)."""
         self._scopes.put(plan.id, plan.scope, plan.scope.tenant)
-        if len(self._scopes) > self._max_open_plans:
+        if self._scopes.size > self._max_open_plans:
             self._scopes.evict()
         if distances is not None:
-            self._keep(plan, Prediction(plan.scope, array("q", distances)))
+            self._predictions.put(plan.id, Prediction(plan.scope, array("q", distances)), plan.scope.tenant)
+            if self._predictions.size > self._max_open_plans:
+                self._predictions.evict()
 
     def add_batch(self, batch_id: str, scopes: Sequence[Scope]) -> None:
         """Add the plans `{batch_id}.{place}`, given the scope of each."""
@@ -239,10 +233,10 @@ class OpenPlans:
             del self._batches[batch_id]
         return True
 
-    def predict(self, plan: ContextPlan, distances: Sequence[int]) -> None:
+    def predict(self, plan: ContextPlan, scope: ScopeState, keys: Sequence[bytes]) -> None:
         """Keep the reuse distances of a plan until the engine reports on it, unless they were kept before."""
         if self._predictions.get(plan.id) is None:
-            self._keep(plan, Prediction(plan.scope, array("q", distances)))
+            self._keep(plan, Prediction(plan.scope, array("q", scope.capacity.distances(plan.scope, keys))))
 
     def take_prediction(self, plan: ContextPlan) -> Prediction | None:
         """Return the prediction of a plan that the engine reports on; None if it is forgotten."""
@@ -254,7 +248,7 @@ class OpenPlans:
 
     def _keep(self, plan: ContextPlan, prediction: Prediction) -> None:
         self._predictions.put(plan.id, prediction, plan.scope.tenant)
-        if len(self._predictions) > self._max_open_plans:
+        if self._predictions.size > self._max_open_plans:
             self._predictions.evict()
 
     def clear(self) -> None:
@@ -317,6 +311,13 @@ class PlannerState:
                 state.learn_from_others(scope, orders)
 
         return learn
+
+    def close(self, plan: ContextPlan) -> bool:
+        """Remove a plan from the open ones; True if it was one."""
+        scope = self._states.get(plan.scope)
+        if scope is not None:
+            scope.queue.flights.pop(plan.id, None)
+        return self.open_plans.close(plan)
 
     def profile_changed(self) -> None:
         """Forget the capacities that reports suggested under another profile, which explains these reports better."""

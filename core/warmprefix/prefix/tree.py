@@ -157,7 +157,7 @@ class PrefixTree(Generic[K]):
                 that grows with the nodes of the tree.
             joined: The `keys` that stay directly behind the one before them. The path may end in front of one.
         """
-        if (start := self._locate(after)) is None:
+        if (start := self._locate(after) if after else (self._root, 0)) is None:
             return []
         index = {key: i for i, key in enumerate(keys)}
         best: Trail = None
@@ -266,8 +266,8 @@ class PrefixTree(Generic[K]):
         if not distinct == len(keys) == len(tokens):
             got = f"{len(keys)} keys ({distinct} distinct) and {len(tokens)} lengths"
             raise ValueError(f"keys must be distinct and have one length each in tokens, got {got}")
-        before = self.match_prefix(keys)
         node, position = self._root, 0
+        held, held_blocks, held_tokens = self._root, 0, 0
         while position < len(keys):
             child = node.children.get(keys[position])
             if child is None:
@@ -278,13 +278,15 @@ class PrefixTree(Generic[K]):
                 if shared < len(child.keys):
                     child = self._split(child, shared)
                 position += shared
-                self._set_resident(child, True)
-                if position == before.blocks:
-                    child.is_junction = True
+                if child.resident:
+                    held, held_blocks, held_tokens = child, position, held_tokens + sum(child.tokens)
+                else:
+                    self._set_resident(child, True)
             node = child
+        held.is_junction = held_blocks > 0
         self._touch(node)
         self._fit()
-        return before
+        return PrefixMatch(held_blocks, held_tokens)
 
     def mark_resident(self, keys: Sequence[K]) -> int:
         """Mark this prefix as resident, as far as the tree has it; its age stays.

@@ -386,7 +386,7 @@ class ReuseTree(StampedTree[Hashable]):
         found: list[int] = []
         used = -1
         distance = 0
-        for node, shared in self._walk(keys):
+        for node, shared in list(self._walk(keys)):
             if node.used != used:
                 used = node.used
                 distance = self.clock.used_after(used)
