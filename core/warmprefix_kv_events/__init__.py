@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 from warmprefix_kv_events.spans import EngineTokenizer, TokenizerError
 
 if TYPE_CHECKING:
-    from warmprefix_kv_events.kv_feed import KvEventFeed
+    from warmprefix_kv_events.kv_feed import FeedBounds, KvEventFeed
 
-__all__ = ["EngineTokenizer", "KvEventFeed", "TokenizerError"]
+__all__ = ["EngineTokenizer", "FeedBounds", "KvEventFeed", "TokenizerError"]
 
 
 def __getattr__(name: str) -> Any:
     """Import on first use what needs the extra `events`."""
-    if name != "KvEventFeed":
+    if name not in ("FeedBounds", "KvEventFeed"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from warmprefix_kv_events.kv_feed import KvEventFeed
+    from warmprefix_kv_events import kv_feed
 
-    return KvEventFeed
+    return getattr(kv_feed, name)

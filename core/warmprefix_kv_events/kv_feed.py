@@ -7,7 +7,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 
 from warmprefix.errors import log_failure
@@ -20,7 +20,7 @@ from warmprefix_kv_events.receiver import Receiver, endpoints_of
 from warmprefix_kv_events.spans import SpanFinder
 from warmprefix_kv_events.subscription import SubscriptionOptions
 
-__all__ = ["KvEventFeed"]
+__all__ = ["FeedBounds", "KvEventFeed"]
 
 _log = logging.getLogger("warmprefix")
 
@@ -29,10 +29,45 @@ _POLL_SECONDS = 0.25
 _SETTLE_SECONDS = 0.02
 """After this time an engine has published the blocks of a served prompt."""
 _FAILURE_PAUSE_SECONDS = 1.0
-_TASK_PAUSE_SECONDS = 0.005
 _IDLE_SECONDS = 3_600.0
 _PROMPTS_PER_ROUND = 64
 """Prompts searched for their context blocks before the thread's other work."""
+
+
+@dataclass(frozen=True, slots=True)
+class FeedBounds:
+    """Bounds of a `KvEventFeed` on memory and time.
+
+    Raises:
+        ValueError: A bound is out of range.
+    """
+
+    max_kv_blocks: int = 1_048_576
+    """Most KV blocks in the index; about 250 bytes each."""
+    max_prompts: int = 4_096
+    """Most prompts remembered; beyond it the least recently served one is forgotten."""
+    max_prompt_blocks: int = 131_072
+    """Most KV blocks of these prompts, shared ones counted once; about 350 bytes each."""
+    max_queue: int = 1_024
+    """Most prompts that wait to be searched; beyond it the oldest is dropped."""
+    max_messages: int = 1_000
+    """Most messages applied before the target is notified."""
+    high_water_mark: int = 100_000
+    """Most messages that wait in each socket; beyond it the publisher drops them."""
+    replay_timeout: float = 2.0
+    """Seconds without an answer after which a replay fails."""
+    replay_cooldown: float = 30.0
+    """Seconds between a failed replay and the next attempt."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_kv_blocks", "max_prompts", "max_prompt_blocks", "max_queue", "max_messages"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
+        for name in ("replay_timeout", "replay_cooldown"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        if self.high_water_mark < 0:
+            raise ValueError(f"high_water_mark must be 0 or more, got {self.high_water_mark}")
 
 
 class KvEventFeed:
@@ -60,16 +95,8 @@ class KvEventFeed:
         replay: str | Sequence[str | None] | None = None,
         ranks: int = 1,
         topic: str = "",
-        thread: bool = True,
-        max_kv_blocks: int = 1_048_576,
-        max_prompts: int = 4_096,
-        max_prompt_blocks: int = 131_072,
-        max_queue: int = 1_024,
-        max_messages: int = 1_000,
-        high_water_mark: int = 100_000,
-        replay_timeout: float = 2.0,
-        replay_cooldown: float = 30.0,
         count_copies: bool = True,
+        bounds: FeedBounds | None = None,
     ) -> None:
         """Prepare a feed; it connects and starts its threads when a target follows.
 
@@ -82,39 +109,23 @@ class KvEventFeed:
             replay: Address at which each engine answers replay requests; None for an engine that does not.
             ranks: Data-parallel ranks per engine; each uses the ports above those of the rank before it.
             topic: Prefix of the subscribed topics.
-            thread: False to receive in a task: await `run`.
-            max_kv_blocks: Most KV blocks in the index; about 250 bytes each.
-            max_prompts: Most prompts remembered; beyond it the least recently served one is forgotten.
-            max_prompt_blocks: Most KV blocks of these prompts, shared ones counted once; about 350 bytes each.
-            max_queue: Most prompts that wait to be searched; beyond it the oldest is dropped.
-            max_messages: Most messages applied before the target is notified.
-            high_water_mark: Most messages that wait in each socket; beyond it the publisher drops them.
-            replay_timeout: Seconds without an answer after which a replay fails.
-            replay_cooldown: Seconds between a failed replay and the next attempt.
             count_copies: True if engines that store a KV block twice also remove it twice. False if requests ask vLLM
                 for full reports (`kv_cache_report_mode`).
+            bounds: Bounds on memory and time; None for the defaults.
         """
-        for name, value in (("max_queue", max_queue), ("max_messages", max_messages)):
-            if value < 1:
-                raise ValueError(f"{name} must be 1 or more, got {value}")
-        for name, seconds in (("replay_timeout", replay_timeout), ("replay_cooldown", replay_cooldown)):
-            if seconds <= 0:
-                raise ValueError(f"{name} must be positive, got {seconds}")
-        if high_water_mark < 0:
-            raise ValueError(f"high_water_mark must be 0 or more, got {high_water_mark}")
+        self._bounds = FeedBounds() if bounds is None else bounds
         self._endpoints = endpoints_of(endpoint, replay, ranks)
-        self._options = SubscriptionOptions(topic, high_water_mark, replay_timeout, replay_cooldown)
+        self._options = SubscriptionOptions(
+            topic, self._bounds.high_water_mark, self._bounds.replay_timeout, self._bounds.replay_cooldown
+        )
         self._new_index = partial(
             KvIndex,
-            max_kv_blocks=max_kv_blocks,
-            max_prompts=max_prompts,
-            max_prompt_blocks=max_prompt_blocks,
+            max_kv_blocks=self._bounds.max_kv_blocks,
+            max_prompts=self._bounds.max_prompts,
+            max_prompt_blocks=self._bounds.max_prompt_blocks,
             count_copies=count_copies,
         )
         self._tokenizer = tokenizer
-        self._in_thread = thread
-        self._max_queue = max_queue
-        self._max_messages = max_messages
         self._target: Callable[[], ResidencyTarget | None] = lambda: None
         self._closed = False
         self._lock = fork_safe_lock()
@@ -127,7 +138,6 @@ class KvEventFeed:
         self._served: deque[tuple[float, ServedPrompt]] = deque()
         self._mapped: deque[tuple[float, MappedPrompt]] = deque()  # one thread appends, one takes
         self._dropped = self._unmapped = self._failures = 0
-        self._running = False
         self._receiving = Ticker(self._receive_once, self._receiver.close, "warmprefix-kv-events")
         self._mapping = Ticker(self._map_prompts, lambda: None, "warmprefix-kv-spans")
 
@@ -135,19 +145,18 @@ class KvEventFeed:
 
     def follow(self, target: ResidencyTarget) -> None:
         self._target = weakref.ref(target)
-        if self._in_thread and not self._closed:
+        if not self._closed:
             self._receiving.start()
 
     def remember(self, served: ServedPrompt) -> None:
         with self._lock:
             if self._closed:
                 return
-            if len(self._served) >= self._max_queue:
+            if len(self._served) >= self._bounds.max_queue:
                 self._served.popleft()
                 self._dropped += 1
             self._served.append((time.monotonic() + _SETTLE_SECONDS, served))
-        if self._in_thread:
-            self._receiving.start()
+        self._receiving.start()
         self._mapping.start()
         self._mapping.wake()
 
@@ -175,41 +184,17 @@ class KvEventFeed:
         self._receiver.wake()
         self._mapping.stop(0.0)
         self._receiving.stop(2.0)
-        if not self._running and not self._in_thread:
-            self._receiver.close()
 
     # -- receiving ---------------------------------------------------------------------------------------------
 
-    async def run(self) -> None:
-        """Receive until the feed is closed or this is cancelled, for feeds with `thread=False`.
-
-        One round takes some milliseconds of the event loop's time, about 20 with `max_messages` messages. Raises
-        RuntimeError if a thread or another task receives already.
-        """
-        import asyncio  # a slow import, which a caller with an event loop has made already
-
-        if self._in_thread or self._running:
-            raise RuntimeError("run must be called with thread=False, by one task at a time; the feed receives already")
-        self._running = True
-        try:
-            while not self._closed:
-                await asyncio.sleep(self._receive(0.0))
-        finally:
-            if self._closed:
-                self._receiver.close()
-            else:  # cancelled: events are missed until another task receives
-                self._receiver.reset(self._new_index())
-            self._running = False
-
     def _receive_once(self) -> float:
-        return 0.0 if self._closed else self._receive(_POLL_SECONDS)
-
-    def _receive(self, wait: float) -> float:
         """Wait for messages, apply them, and report changes; return the pause before the next round."""
+        if self._closed:
+            return 0.0
         try:
-            self._receiver.wait(min(wait, self._until_settled()))
+            self._receiver.wait(min(_POLL_SECONDS, self._until_settled()))
             prompts = self._take_mapped()
-            more = self._receiver.receive(self._max_messages)
+            self._receiver.receive(self._bounds.max_messages)
             for prompt in prompts:
                 self._receiver.index.remember(prompt)
             self._notify_target()
@@ -220,7 +205,7 @@ class KvEventFeed:
             level = logging.ERROR if self._failures == 1 else logging.DEBUG
             _log.log(level, "The feed of KV events failed and starts over", exc_info=True)
             return _FAILURE_PAUSE_SECONDS
-        return 0.0 if more or wait else _TASK_PAUSE_SECONDS
+        return 0.0
 
     def _notify_target(self) -> None:
         receiver = self._receiver

@@ -11,7 +11,7 @@ import pytest
 from kv_publisher import KvPublisher
 from warmprefix.plan import Scope
 from warmprefix.residency import FoundCheckpoints
-from warmprefix_kv_events.kv_feed import KvEventFeed
+from warmprefix_kv_events.kv_feed import FeedBounds, KvEventFeed
 
 
 class Listener:
@@ -61,10 +61,12 @@ def feed_of(listener: Listener) -> Iterator[Callable[..., KvEventFeed]]:
 
     def make(*publishers: KvPublisher, replay: bool = True, **options: Any) -> KvEventFeed:
         options.setdefault("tokenizer", characters)
-        options.setdefault("replay_timeout", 5.0)  # a busy machine answers late
+        bounds = {name: options.pop(name) for name in FeedBounds.__slots__ if name in options}
+        bounds.setdefault("replay_timeout", 5.0)  # a busy machine answers late
         feed = KvEventFeed(
             [publisher.endpoint for publisher in publishers],
             replay=[publisher.replay_endpoint for publisher in publishers] if replay else None,
+            bounds=FeedBounds(**bounds),
             **options,
         )
         feeds.append(feed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import logging
 import os
@@ -513,62 +512,6 @@ def test_hashes_may_be_bytes(publisher: KvPublisher, feed_of: Make, until: Until
     until(lambda: feed.stats().kv_blocks == 7 and feed.stats().connected)
 
 
-def test_a_task_can_receive(publisher: KvPublisher, listener: Any) -> None:
-    async def main() -> None:
-        feed = KvEventFeed(
-            publisher.endpoint,
-            replay=publisher.replay_endpoint,
-            tokenizer=lambda text: [ord(c) for c in text],
-            thread=False,
-        )
-        feed.follow(listener)
-        task = asyncio.create_task(feed.run())
-        publisher.publish(all_stored())
-        while feed.stats().kv_blocks < 8:
-            await asyncio.sleep(0.01)
-        with pytest.raises(RuntimeError, match="already"):
-            await feed.run()
-        feed.remember(served())
-        while not feed.stats().prompts:
-            await asyncio.sleep(0.01)
-        publisher.publish(removed(8))
-        while not listener.changes:
-            await asyncio.sleep(0.01)
-        assert "warmprefix-kv-events" not in {thread.name for thread in threading.enumerate()}
-        feed.close()
-        await task
-
-    asyncio.run(asyncio.wait_for(main(), 30))
-    assert listener.changes == [(SCOPE, keys(3), 2)]
-
-
-def test_a_cancelled_task_closes_its_sockets(publisher: KvPublisher, listener: Any) -> None:
-    async def main() -> KvEventFeed:
-        feed = KvEventFeed(publisher.endpoint, replay=publisher.replay_endpoint, tokenizer=ord, thread=False)  # type: ignore[arg-type]
-        feed.follow(listener)
-        task = asyncio.create_task(feed.run())
-        publisher.publish(all_stored())
-        while not feed.is_complete(None):
-            await asyncio.sleep(0.01)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        return feed
-
-    feed = asyncio.run(main())
-    assert feed._receiver._context is None
-    assert feed.stats().kv_blocks == 0
-    assert not feed.is_complete(None)
-    assert not feed.stats().connected
-    feed.close()
-
-
-def test_run_is_refused_when_a_thread_receives(publisher: KvPublisher, feed_of: Make) -> None:
-    feed = feed_of(publisher)
-    with pytest.raises(RuntimeError):
-        asyncio.run(feed.run())
-
-
 def test_threads_keep_neither_target_nor_feed_alive(publisher: KvPublisher, until: Until) -> None:
     target = Target()
     feed = KvEventFeed(publisher.endpoint, tokenizer=lambda text: [ord(c) for c in text])
@@ -694,16 +637,14 @@ def test_a_lost_connection_makes_the_state_incomplete(feed_of: Make, listener: A
         assert feed.stats().kv_blocks == 4
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("thread", [True, False])
-def test_an_address_in_use_is_tried_again(thread: bool, until: Until, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_address_in_use_is_tried_again(until: Until, caplog: pytest.LogCaptureFixture) -> None:
     """Another process has bound it: the feed tries again until it is free, and logs one error."""
     caplog.set_level(logging.DEBUG, "warmprefix")
     target = Target()
     with zmq.Context() as context, context.socket(zmq.PUB) as engine:
         other = context.socket(zmq.SUB)
         address = f"tcp://*:{other.bind_to_random_port('tcp://*')}"
-        feed = KvEventFeed(address, tokenizer=ord, thread=thread)  # type: ignore[arg-type]
+        feed = KvEventFeed(address, tokenizer=ord)  # type: ignore[arg-type]
         feed.follow(target)
 
         def receive_events() -> None:
@@ -723,17 +664,8 @@ def test_an_address_in_use_is_tried_again(thread: bool, until: Until, caplog: py
 
             until(all_received)
 
-        async def main() -> None:
-            task = asyncio.create_task(feed.run())
-            await asyncio.to_thread(receive_events)
-            feed.close()
-            await task
-
         try:
-            if thread:
-                receive_events()
-            else:
-                asyncio.run(main())
+            receive_events()
         finally:
             other.close(0)
             feed.close()

@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 
 from warmprefix.residency import capacity_from_metrics
-from warmprefix_kv_events.kv_feed import KvEventFeed
+from warmprefix_kv_events.kv_feed import FeedBounds, KvEventFeed
 from warmprefix_kv_events.spans import EngineTokenizer
 
 ADDRESS = "tcp://host:port or ipc://path"
 
 
 def feed(**arguments: Any) -> KvEventFeed:
-    return KvEventFeed(**{"endpoint": "tcp://host:1", "tokenizer": ord, **arguments})
+    bounds = FeedBounds(**{name: arguments.pop(name) for name in FeedBounds.__slots__ if name in arguments})
+    return KvEventFeed(**{"endpoint": "tcp://host:1", "tokenizer": ord, "bounds": bounds, **arguments})
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from kv_publisher import KvPublisher, removed, stored
 from redis_servers import wait_until
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner, EngineReport
 from warmprefix.residency import FeedStats, NoFeed, ResidencyTarget, ServedPrompt
-from warmprefix_kv_events.kv_feed import KvEventFeed
+from warmprefix_kv_events.kv_feed import FeedBounds, KvEventFeed
 from warmprefix_routing import Agent, AgentRouter, AssignedBlock
 
 KV = 4
@@ -61,7 +61,7 @@ def feed(engine: Engine) -> Iterator[KvEventFeed]:
         publisher.endpoint,
         replay=publisher.replay_endpoint,
         tokenizer=lambda text: [*map(ord, text)],
-        replay_timeout=5.0,
+        bounds=FeedBounds(replay_timeout=5.0),
     )
     yield feed
     feed.close()
