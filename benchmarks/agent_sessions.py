@@ -27,11 +27,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from common import percentile, print_table
 from result_files import write_rows
-from warmprefix_requests import RewriteLevel, restored, rewrite
+from warmprefix_requests import restored, rewrite
 
 try:
     from contextpilot.dedup import dedup_chat_completions  # type: ignore[import-not-found,unused-ignore]
@@ -101,12 +101,9 @@ def size(messages: Sequence[Mapping[str, Any]]) -> int:
     return len(json.dumps(messages, ensure_ascii=False).encode("utf-8", "surrogatepass"))
 
 
-def level_of(level: RewriteLevel) -> Rewriter:
-    def rewritten(messages: Messages) -> tuple[Messages, int]:
-        result = rewrite("chat", {"messages": messages}, level=level)
-        return result.body["messages"], result.references
-
-    return rewritten
+def warmprefix(messages: Messages) -> tuple[Messages, int]:
+    result = rewrite("chat", {"messages": messages})
+    return result.body["messages"], result.references
 
 
 def contextpilot(messages: Messages) -> tuple[Messages, int]:
@@ -185,7 +182,7 @@ def main() -> None:
     parser.add_argument("folders", type=Path, nargs="+")
     parser.add_argument("--write", action="store_true", help="write the results")
     options = parser.parse_args()
-    rewriters: dict[str, Rewriter] = {level: level_of(level) for level in get_args(RewriteLevel)}
+    rewriters: dict[str, Rewriter] = {"warmprefix": warmprefix}
     if dedup_chat_completions is not None:
         rewriters["contextpilot"] = contextpilot
     rows: list[dict[str, object]] = []
@@ -197,10 +194,10 @@ def main() -> None:
                     for name, rewriter in rewriters.items():
                         found[name].add(messages, rewriter)
         recordings = folder.name if folder.parent == Path() else f"{folder.parent.name}/{folder.name}"
-        rows += [{"recordings": recordings, "level": name, **row.shown()} for name, row in found.items()]
+        rows += [{"recordings": recordings, "by": name, **row.shown()} for name, row in found.items()]
     print_table(HEADER, [list(row.values()) for row in rows])
     if options.write:
-        write_rows("agent_sessions", rows, ["recordings", "level"])
+        write_rows("agent_sessions", rows, ["recordings", "by"])
 
 
 if __name__ == "__main__":

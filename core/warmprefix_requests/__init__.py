@@ -20,7 +20,7 @@ from warmprefix_requests.outgoing import (
 )
 from warmprefix_requests.prompts import PromptMessage, RewriteRoute, canonical_prompt
 from warmprefix_requests.refusals import Attempt, FieldRefusals
-from warmprefix_requests.repeats import RepeatedResult, RewriteLevel, Rewritten, restored, rewrite
+from warmprefix_requests.repeats import RepeatedResult, Rewritten, restored, rewrite
 from warmprefix_requests.transcript import RepeatLevel, Transcript
 from warmprefix_requests.wording import RepeatTemplates
 
@@ -36,7 +36,6 @@ __all__ = [
     "RepeatLevel",
     "RepeatTemplates",
     "RepeatedResult",
-    "RewriteLevel",
     "RewriteRoute",
     "Rewritten",
     "TextForm",

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from warmprefix.plan import ContextPlan
 from warmprefix_requests.block_places import in_parts
 from warmprefix_requests.marks.marker import CacheMarker, MarkedBody
-from warmprefix_requests.repeats import RewriteLevel, Rewritten, rewrite
+from warmprefix_requests.repeats import Rewritten, rewrite
 from warmprefix_requests.splicing import spliced
 
 __all__ = [
@@ -203,9 +203,7 @@ def with_usage(request: OutgoingRequest) -> OutgoingRequest | None:
     return replace(changed, hides_usage=True)
 
 
-def with_references(
-    keep_tools: Collection[str] = (), level: RewriteLevel = "exact", check: Callable[[], object] | None = None
-) -> Processor:
+def with_references(keep_tools: Collection[str] = (), check: Callable[[], object] | None = None) -> Processor:
     """Return a processor that puts references in place of repeated results of tools; see `rewrite`.
 
     They take the place of the texts' own bytes. O(bytes).
@@ -214,7 +212,7 @@ def with_references(
     def process(request: OutgoingRequest) -> OutgoingRequest | None:
         if request.route == "completions":
             return None
-        rewritten = rewrite(request.route, request.body, keep_tools=keep_tools, level=level, check=check)
+        rewritten = rewrite(request.route, request.body, keep_tools=keep_tools, check=check)
         changed = with_texts(request, rewritten) if rewritten.references else None
         return None if changed is None else replace(changed, rewritten=rewritten)
 

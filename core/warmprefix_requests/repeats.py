@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 from warmprefix_requests.echoes import Echoes
 from warmprefix_requests.prompts import (
@@ -17,26 +16,14 @@ from warmprefix_requests.prompts import (
     is_cut_elsewhere,
     tool_events,
 )
-from warmprefix_requests.runs import SearchBudget, cut_by_lines, cut_by_words
 from warmprefix_requests.transcript import Transcript
 from warmprefix_requests.wording import shown_call
 
-__all__ = ["RepeatedResult", "RewriteLevel", "Rewritten", "restored", "rewrite"]
-
-RewriteLevel = Literal["exact", "contained", "spans"]
-"""Which repeats become references: whole results; results that stand inside an earlier one as well; large parts of a
-result as well."""
+__all__ = ["RepeatedResult", "Rewritten", "restored", "rewrite"]
 
 _LEAST_CHARACTERS = 256
-_MAX_LOOK_ALIKES = 8
-"""Results that are searched for a part if the reference has no number for one of several calls that look the same."""
 
 _WHOLE = re.compile(r"\[(?:W|Ran again; w)ord for word the result of the earlier call (.+)\.\]")
-_PART = re.compile(  # with bounds, so that a text that only begins like a reference costs no more than its length
-    r"\[Word for word in the result of the earlier call (?P<call>[^\n]{1,400}?): "
-    r'(?:from (?P<first>"(?:[^"\\\n]|\\.){1,400}") to (?P<last>"(?:[^"\\\n]|\\.){1,400}")'
-    r"|lines (?P<line>\d{1,9}) to (?P<last_line>\d{1,9}))\.\]"
-)
 _NUMBERED = re.compile(r"(.+), number (\d{1,9}) of such calls")
 
 
@@ -69,7 +56,6 @@ def rewrite(
     body: Mapping[str, Any],
     *,
     keep_tools: Collection[str] = (),
-    level: RewriteLevel = "exact",
     check: Callable[[], object] | None = None,
 ) -> Rewritten:
     """Return a body whose repeated tool results are references to the call that gave the first.
@@ -78,8 +64,7 @@ def rewrite(
     results ever change: no text of a user or an assistant, no error, nothing under 256 characters, and nothing in a
     body that names text elsewhere or asks for a cut. A cache mark stays on its part, and decides nothing. The output
     for the beginning of a session is the beginning of the output for all of it, so a prefix cache keeps its hits. A
-    result becomes a reference only if `restored` undoes that. O(bytes); from the level `contained` on, the searches are
-    bounded by a multiple of that, and what they do not reach stays.
+    result becomes a reference only if `restored` undoes that. O(bytes).
 
     >>> text = "The sea is 3,688 metres deep on average. " * 9
     >>> def call(id):
@@ -100,21 +85,15 @@ def rewrite(
         route: The shape of the body.
         body: A request's body. It is not changed; the result shares what stays the same.
         keep_tools: Names of tools whose results always stay.
-        level: Which repeats become references.
         check: Called before each result; an exception that it raises ends the work.
-
-    Raises:
-        ValueError: `level` is unknown.
     """
-    if level not in get_args(RewriteLevel):
-        raise ValueError(f"level must be one of {', '.join(get_args(RewriteLevel))}, got {level!r}")
     if is_cut_elsewhere(body):
         return Rewritten(body)
     events = list(tool_events(route, body))
     texts = [event.text for event in events if isinstance(event, GivenResult) and event.text is not None]
-    if level == "exact" and len(set(texts)) == len(texts):
+    if len(set(texts)) == len(texts):
         return Rewritten(body)
-    prompt = _RewrittenPrompt(keep_tools, level)
+    prompt = _RewrittenPrompt(keep_tools)
     changes: dict[Path, str] = {}
     results: list[RepeatedResult] = []
     echoes = Echoes({})
@@ -124,7 +103,7 @@ def rewrite(
             prompt.call(event)
             continue
         if isinstance(event, HistoryCut):
-            prompt, echoes = _RewrittenPrompt(keep_tools, level), Echoes({})
+            prompt, echoes = _RewrittenPrompt(keep_tools), Echoes({})
             continue
         if check is not None:
             check()
@@ -144,10 +123,10 @@ def rewrite(
 class _RewrittenPrompt:
     """The calls and results of one prompt, or of what a compaction left of it."""
 
-    def __init__(self, keep_tools: Collection[str], level: RewriteLevel) -> None:
+    def __init__(self, keep_tools: Collection[str]) -> None:
         self._keep_tools = keep_tools
         self._kept: set[str | None] = set()
-        self._transcript = Transcript(min_tokens=_LEAST_CHARACTERS // 4, level=level)
+        self._transcript = Transcript(min_tokens=_LEAST_CHARACTERS // 4, level="exact")
         self._originals = _Originals()
 
     @property
@@ -157,7 +136,7 @@ class _RewrittenPrompt:
 
     def call(self, call: MadeCall) -> None:
         shown = shown_call(call.name, call.arguments)
-        self._transcript.add_shown_call(call.id, call.name, shown)
+        self._transcript.add_shown_call(call.id, shown)
         self._originals.call(call.id, shown)
         if call.name in self._keep_tools:
             self._kept.add(call.id)
@@ -170,7 +149,7 @@ class _RewrittenPrompt:
             return None
         sent = self._transcript.result(result.call_id, result.text)
         may_change = result.call_id not in self._kept and len(result.text) >= _LEAST_CHARACTERS
-        if sent != result.text and not (may_change and self._originals.can_be(result.text, sent)):
+        if sent != result.text and not (may_change and self._originals.of(sent) == result.text):
             sent = result.text
         self._originals.result(result.call_id, sent)
         return sent
@@ -180,7 +159,7 @@ def restored(route: RewriteRoute, body: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a body with the results that its references name: the inverse of `rewrite`.
 
     A reference that names no earlier result of the body stays as it is. A text that reads like a reference and does
-    name one is taken for one, even if a tool gave it. Time and memory are bounded by a multiple of the results' bytes.
+    name one is taken for one, even if a tool gave it. Linear in the results' bytes.
     """
     originals = _Originals()
     changes: dict[Path, str] = {}
@@ -196,22 +175,15 @@ def restored(route: RewriteRoute, body: Mapping[str, Any]) -> Mapping[str, Any]:
     return _with_texts(body, changes)
 
 
-class _SentResult(NamedTuple):
-    sent: str
-    original: str
-
-
 class _Originals:
     """The results of a body without references."""
 
     def __init__(self) -> None:
-        self._results: dict[str, list[_SentResult | None]] = {}
-        """The results of the calls that are shown in the same way, in the order of the calls."""
-        self._given: dict[str, list[_SentResult]] = {}
-        """The first of them that were given."""
+        self._results: dict[str, list[str | None]] = {}
+        """The originals of the results of calls that are shown in the same way, in the order of the calls."""
+        self._first: dict[str, str] = {}
+        """The first of them that was given."""
         self._waiting: dict[str | None, tuple[str, int]] = {}
-        self._budget = SearchBudget()
-        self._checks = SearchBudget()
 
     def call(self, call_id: str | None, shown: str) -> None:
         results = self._results.setdefault(shown, [])
@@ -220,58 +192,28 @@ class _Originals:
 
     def result(self, call_id: str | None, sent: str | None) -> str | None:
         """Add a result and return its original."""
-        original = None
-        if sent is not None:
-            original = self._of(sent)
-            self._budget.grow(len(sent))
-            self._checks.grow(len(sent))
+        original = None if sent is None else self.of(sent)
         if call_id in self._waiting:
             shown, number = self._waiting.pop(call_id)
-            result = None if sent is None or original is None else _SentResult(sent, original)
-            self._results[shown][number] = result
-            given = self._given.setdefault(shown, [])
-            if result is not None and len(given) < _MAX_LOOK_ALIKES:
-                given.append(result)
+            self._results[shown][number] = original
+            if original is not None:
+                self._first.setdefault(shown, original)
         return original
 
-    def can_be(self, original: str, sent: str) -> bool:
-        """Return True if `restored` finds this original of a result."""
-        before = self._budget.left
-        is_same = self._of(sent) == original
-        # `restored` searches what was sent, and nothing else: it must never have less left than this.
-        spent, self._budget.left = before - self._budget.left, before
-        return self._checks.take(spent) and is_same
-
-    def _of(self, sent: str) -> str:
+    def of(self, sent: str) -> str:
+        """Return the original of a result, which is the result itself unless it is a reference."""
         whole = _WHOLE.fullmatch(sent)
-        if whole is not None:
-            return next((result.original for result in self._named(whole[1])), sent)
-        return _PART.sub(self._part, sent) if "[Word for word in" in sent else sent
+        original = None if whole is None else self._named(whole[1])
+        return sent if original is None else original
 
-    def _part(self, found: re.Match[str]) -> str:
-        for result in self._named(found["call"]):
-            if not self._budget.take(len(result.sent)):
-                return found[0]
-            try:
-                if found["first"] is not None:
-                    part = cut_by_words(result.sent, json.loads(found["first"]), json.loads(found["last"]))
-                else:
-                    part = cut_by_lines(result.sent, int(found["line"]), int(found["last_line"]))
-            except ValueError:  # a tool's text that only begins like a reference
-                return found[0]
-            if part is not None:
-                return part
-        return found[0]
-
-    def _named(self, name: str) -> list[_SentResult]:
-        """Return the results that a reference may name."""
+    def _named(self, name: str) -> str | None:
+        """Return the result that a reference names, if there is one."""
         if name in self._results:
-            return self._given.get(name, [])
+            return self._first.get(name)
         numbered = _NUMBERED.fullmatch(name)
         results = self._results.get(numbered[1], ()) if numbered is not None else ()
         number = int(numbered[2]) if numbered is not None else 0
-        result = results[number - 1] if 1 <= number <= len(results) else None
-        return [] if result is None else [result]
+        return results[number - 1] if 1 <= number <= len(results) else None
 
 
 def _size(text: str) -> int:

@@ -2,28 +2,49 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from warmprefix_requests.runs import RunIndex, SearchBudget, json_string, lines_of, unique_words, words_around
-from warmprefix_requests.wording import RepeatTemplates, reads_code, shown_call
+from warmprefix_requests.wording import RepeatTemplates, shown_call
 
 __all__ = ["RepeatLevel", "Transcript"]
 
-RepeatLevel = Literal["exact", "passages", "contained", "spans"]
-"""Which repeats become references, each level with those before it: whole results; passages as well; results and
-passages that stand inside an earlier result; large parts of a result that do."""
+RepeatLevel = Literal["exact", "passages"]
+"""Which repeats become references: whole results; or passages as well."""
 
 _SEPARATOR = "\n\n"
 
-_LEAST_SPAN = 1_600
-"""Characters of a part of a result that becomes a reference."""
+_WORDS = (24, 48, 96)
+"""Lengths of quoted words, shortest first."""
 
-_NUMBERED_LINE = re.compile(r"^[ \t]*\d+[ \t]*[:|\t\u2192]", re.MULTILINE)
+_MAX_WORD_REST_CHARACTERS = 16
+"""Quoted words end at the end of a word, unless the word goes on for longer than this."""
 
 _DEFAULT_TEMPLATES = RepeatTemplates()
+
+
+class _SearchBudget:
+    """Characters that may be searched, a multiple of those that were read: so searches stay linear in the text."""
+
+    _TIMES = 256
+    _START = 1 << 20
+
+    def __init__(self) -> None:
+        self.left = self._START
+        """Characters that may be searched now."""
+
+    def grow(self, characters: int) -> None:
+        """Note that this many characters were read."""
+        self.left += self._TIMES * characters
+
+    def take(self, characters: int) -> bool:
+        """Return True if this many characters may be searched, and count them."""
+        if self.left < characters:
+            return False
+        self.left -= characters
+        return True
 
 
 @dataclass(eq=False, slots=True)
@@ -43,8 +64,6 @@ class _Call:
     """Position among its look-alikes, from 1 on."""
     place: int
     """Position among all calls."""
-    reads_code: bool
-    """True if an edit may follow, for which the agent quotes the result."""
     answered_once: bool = True
     """False after a second result with this call's id: the call then names no single result."""
 
@@ -66,8 +85,8 @@ class _Result:
     def quote(self, passage: str) -> str | None:
         """Return first words of a passage that occur once in this result, if any."""
         if passage not in self.quotes:
-            words = unique_words(passage, self.sent)
-            self.quotes[passage] = None if words is None else json_string(words)
+            words = _unique_words(passage, self.sent)
+            self.quotes[passage] = None if words is None else _json_string(words)
         return self.quotes[passage]
 
 
@@ -81,9 +100,7 @@ class _Span:
     text: str
     source: _Result | None
     quote: str = ""
-    """Words that identify a passage of the earlier result."""
-    reference: str | None = None
-    """The reference itself, if it is not made of the quotes of neighbouring passages."""
+    """Words that identify the passage in the earlier result."""
 
 
 class Transcript:
@@ -92,8 +109,7 @@ class Transcript:
     Make a new one for each prompt and pass all calls and results of the prompt to it. Each output depends only on
     earlier inputs. So a history that only grows keeps its bytes, and a history that was cut, forked or summarised has
     no dangling reference. The first occurrence of a text always keeps its bytes; a later one becomes a reference to
-    the call that gave the first. A prompt without repeats stays as it is. Parts of results stay if they have numbered
-    lines or come from a call that looks like one that reads code: the agent may be about to quote them in an edit.
+    the call that gave the first. A prompt without repeats stays as it is.
 
     >>> transcript = Transcript(min_tokens=20)
     >>> sea = "The sea is 3,688 metres deep on average, and 10,935 metres at its deepest point, in the Mariana Trench."
@@ -105,8 +121,7 @@ class Transcript:
     '[Word for word the result of the earlier call read({"path":"sea.txt"}).]'
 
     Not thread-safe. Linear in the length of its inputs. Searches, such as for words that identify a passage in the
-    result that holds it, are bounded by a multiple of that length; what they do not reach stays in full. From the level
-    `contained` on, each piece of a result is compared with at most four earlier places.
+    result that holds it, are bounded by a multiple of that length; what they do not reach stays in full.
     """
 
     def __init__(
@@ -124,8 +139,7 @@ class Transcript:
             separator: Cuts results into passages where none are given. One reference names several passages only
                 where exactly this stands between them, a blank line by default.
             min_tokens: Results and passages shorter than this stay as they are.
-            level: Which repeats become references. At "spans", parts of at least 1,600 characters do that together are
-                at least half of a result.
+            level: Which repeats become references.
 
         Raises:
             TypeError: An argument has another type than the above.
@@ -153,8 +167,7 @@ class Transcript:
         self._separator = separator
         self._min_tokens = min_tokens
         self._level = level
-        self._runs: RunIndex[_Result] | None = RunIndex() if level in ("contained", "spans") else None
-        self._budget = SearchBudget()
+        self._budget = _SearchBudget()
         self._calls = 0
         self._look_alikes: dict[str, _LookAlikes] = {}
         self._waiting: dict[str, list[_Call]] = {}
@@ -176,15 +189,15 @@ class Transcript:
         """
         if not isinstance(name, str):
             raise TypeError(f"name must be a str, got {type(name).__name__}")
-        self.add_shown_call(id, name, shown_call(name, arguments))
+        self.add_shown_call(id, shown_call(name, arguments))
 
-    def add_shown_call(self, id: str | None, name: str, shown: str) -> None:
+    def add_shown_call(self, id: str | None, shown: str) -> None:
         """Add a tool call as references show it; see `shown_call`."""
         look_alikes = self._look_alikes.setdefault(shown, _LookAlikes())
         look_alikes.calls += 1
         self._calls += 1
         if id is not None:
-            call = _Call(shown, look_alikes, look_alikes.calls, self._calls, reads_code(name, shown))
+            call = _Call(shown, look_alikes, look_alikes.calls, self._calls)
             self._waiting.setdefault(id, []).append(call)
 
     def skip(self, call_id: str | None) -> None:
@@ -288,7 +301,7 @@ class Transcript:
                 continue
             self._count(_size(span.text))
             before = runs[-1][1][-1] if runs and runs[-1][0] is span.source else None
-            if before and span.quote and before.quote and self._touch(original, before, span):
+            if before and self._touch(original, before, span):
                 runs[-1][1].append(span)
             else:
                 runs.append((span.source, [span]))
@@ -301,7 +314,7 @@ class Transcript:
                 if home is not None:
                     parts[home] = "".join([*pieces, (original[part] or "")[at:]])
                 home, part, at, pieces = first.part, first.part, 0, []
-            reference = first.reference or self._refer(source, [span.quote for span in run], call)
+            reference = self._refer(source, [span.quote for span in run], call)
             self.latest[reference] = _between(original, first, last)
             pieces += ((original[part] or "")[at : first.start], reference)
             parts[part + 1 : last.part + 1] = [""] * (last.part - part)
@@ -329,7 +342,7 @@ class Transcript:
         return self._templates.passages.format(call=name, quotes=", ".join(quotes))
 
     def _spans(self, parts: Sequence[str | None], passages: Sequence[str], call: _Call | None) -> list[_Span]:
-        """Return the passages and runs of a result, each with the earlier result to refer to."""
+        """Return the passages of a result, each with the earlier result to refer to."""
         spans: list[_Span] = []
         for number, part in enumerate(() if self._level == "exact" else parts):
             if not part:
@@ -337,51 +350,9 @@ class Transcript:
             found = self._find(passages, part)
             if not found and self._separator is not None:
                 found = self._find(part.split(self._separator), part)
-            runs = [] if found or self._level != "spans" else self._large_runs(number, part, call)
-            if runs:
-                spans += runs
-                continue
             for start, text in found or self._find([part], part):
-                source, quote = self._source(text, call) if found or self._runs is None else (None, "")
-                span = _Span(number, start, start + len(text), text, source, quote)
-                spans.append(span if source else self._inside(span, call))
+                spans.append(_Span(number, start, start + len(text), text, *self._source(text, call)))
         return spans
-
-    def _inside(self, span: _Span, call: _Call | None) -> _Span:
-        """Return a passage with a reference to an earlier result that holds it."""
-        for source, at in () if self._runs is None else self._runs.holding(span.text):
-            reference = self._cut(source, at, at + len(span.text), call)
-            if reference is not None and self._pays(reference, _size(span.text)):
-                return replace(span, source=source, reference=reference)
-        return span
-
-    def _large_runs(self, number: int, part: str, call: _Call | None) -> list[_Span]:
-        """Return the parts of a text that stand in earlier results, if they are long enough, and half of it."""
-        if self._runs is None or (call is not None and call.reads_code):
-            return []
-        spans: list[_Span] = []
-        for run in self._runs.runs(part, _LEAST_SPAN):
-            text = part[run.begin : run.end]
-            lead = len(text) - len(text.lstrip())
-            text = text.strip()
-            reference = self._cut(run.source, run.at + lead, run.at + lead + len(text), call)
-            if len(text) < _LEAST_SPAN or reference is None or 2 * len(_NUMBERED_LINE.findall(text)) > text.count("\n"):
-                continue
-            start = run.begin + lead
-            spans.append(_Span(number, start, start + len(text), text, run.source, reference=reference))
-        return spans if 2 * sum([len(span.text) for span in spans]) >= len(part) else []
-
-    def _cut(self, source: _Result, begin: int, end: int, call: _Call | None) -> str | None:
-        """Return a reference to a part of an earlier result, if one identifies it."""
-        if not source.call.answered_once or not self._budget.take(len(source.sent)):
-            return None
-        name = self._name(source, call)
-        words = words_around(source.sent, begin, end)
-        if words is not None:
-            first, last = map(json_string, words)
-            return self._templates.run.format(call=name, first=first, last=last)
-        lines = lines_of(source.sent, begin, end)
-        return None if lines is None else self._templates.lines.format(call=name, first=lines[0], last=lines[1])
 
     def _find(self, passages: Iterable[str], text: str) -> list[tuple[int, str]]:
         """Look for long passages in sequence, without the line breaks around them."""
@@ -416,8 +387,6 @@ class Transcript:
         return None, ""
 
     def _add_sources(self, result: _Result, sent: Sequence[str | None], spans: Sequence[_Span]) -> None:
-        if self._runs is not None and len(sent) == 1 and sent[0]:
-            self._runs.add(result, sent[0])
         if tuple(sent) == result.original and None not in result.original:
             earlier = self._results.get(result.original)
             if earlier is None or not earlier.call.answered_once:
@@ -457,3 +426,25 @@ def _between(parts: Sequence[str | None], first: _Span, last: _Span) -> str:
 def _size(text: str) -> int:
     """Return the length in UTF-8 bytes."""
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
+def _unique_words(part: str, text: str) -> str | None:
+    """Return the first words of a part of a text that stand once in it; None if these are too long."""
+    return next((words for words in _first_words(part) if _stands_once(words, text)), None)
+
+
+def _first_words(part: str) -> Iterator[str]:
+    for length in _WORDS:
+        rest = part[length : length + _MAX_WORD_REST_CHARACTERS]
+        word_rest = len(rest.split(maxsplit=1)[0]) if rest and not rest[0].isspace() else 0
+        yield part[: length + (word_rest if word_rest < len(rest) else 0)]
+
+
+def _stands_once(words: str, text: str) -> bool:
+    return text.find(words, text.find(words) + 1) < 0
+
+
+def _json_string(text: str) -> str:
+    """Return a text as a JSON string in one line."""
+    quoted = json.dumps(text, ensure_ascii=False)
+    return quoted.replace("\x85", "\\u0085").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass
 from typing import Any
 
 from warmprefix.annotate import check_template
 
-__all__ = ["RepeatTemplates", "reads_code", "shown_call"]
+__all__ = ["RepeatTemplates", "shown_call"]
 
 _MAX_NAME_CHARACTERS = 64
 _MAX_ARGUMENTS_CHARACTERS = 200
-_READING_TOOL = re.compile(r"(?i)(?<![a-z])(cat|code|edit|editor|file|files|grep|open|read|source|view)(?![a-z])")
-_READING_COMMAND = re.compile(r"(?<![\w./-])(awk|bat|cat|git|grep|head|less|more|nl|open|rg|sed|tail|view)(?![\w./-])")
-_CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 _PLACEHOLDERS = {
     "result": ("call",),
     "rerun": ("call",),
     "passage": ("call", "quote"),
     "passages": ("call", "quotes"),
-    "run": ("call", "first", "last"),
-    "lines": ("call", "first", "last"),
     "number": ("call", "number"),
 }
 
@@ -48,12 +42,6 @@ class RepeatTemplates:
 
     passages: str = "[Word for word in the result of the earlier call {call}: the passages that begin {quotes}.]"
     """Replaces neighbouring passages that stand in one earlier result. `{quotes}` stands for a list of their quotes."""
-
-    run: str = "[Word for word in the result of the earlier call {call}: from {first} to {last}.]"
-    """Replaces text that stands inside a result. `{first}` and `{last}` stand for its first and last words."""
-
-    lines: str = "[Word for word in the result of the earlier call {call}: lines {first} to {last}.]"
-    """Replaces such text where its words do not identify it. `{first}` and `{last}` stand for numbers of lines."""
 
     number: str = "{call}, number {number} of such calls"
     """Takes the place of `{call}` where a call that looks the same may have given another result."""
@@ -83,8 +71,3 @@ def _one_line(text: str, max_characters: int) -> str:
 
 def _type_name(value: Any) -> str:
     return type(value).__name__
-
-
-def reads_code(name: str, shown: str) -> bool:
-    """Return True if a call looks like one that reads a file, or prints one in a shell."""
-    return bool(_READING_TOOL.search(_CAMEL.sub("_", name)) or _READING_COMMAND.search(shown))

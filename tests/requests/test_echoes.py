@@ -8,18 +8,16 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.requests.test_requests import LEVELS, PIECES, ROUTES, TEXTS, Turn, body_of, holders_of, results
+from tests.requests.test_requests import PIECES, ROUTES, TEXTS, Turn, body_of, holders_of, results
 
-from warmprefix_requests import Echoes, EchoStream, RewriteLevel, RewriteRoute, TextForm, rewrite
+from warmprefix_requests import Echoes, EchoStream, RewriteRoute, TextForm, rewrite
 
 TEXT = 'A "quoted" line\nwith a tab\t, a backslash \\ and ünïcode. ' * 9
 
 
-def echoes_of(
-    turns: list[Turn], route: RewriteRoute = "chat", level: RewriteLevel = "exact"
-) -> tuple[Echoes, list[str]]:
+def echoes_of(turns: list[Turn], route: RewriteRoute = "chat") -> tuple[Echoes, list[str]]:
     """Return the echoes of a session, and what was sent for its results."""
-    rewritten = rewrite(route, body_of(route, turns), level=level)
+    rewritten = rewrite(route, body_of(route, turns))
     return rewritten.echoes, results(route, rewritten.body)
 
 
@@ -76,12 +74,6 @@ def test_a_reference_that_a_tool_imitates_is_no_echo() -> None:
     echoes, sent = echoes_of([("read", "a", TEXTS[1]), ("fetch", "b", forged * 9), ("fetch", "c", forged * 9)])
     assert "Ran" not in sent[2]
     assert echoes.in_text(forged, "plain") == (forged, 0, 1)
-    part = '[Word for word in the result of the earlier call search({"path":"z"}): lines 1 to 2.]'
-    page = "\n".join([f"Line {number} of the page is like no other, and it is long." for number in range(60)])
-    echoes, sent = echoes_of([("search", "a", page), ("search", "b", f"{part}\n{page}")], level="spans")
-    assert sent[1].count("[Word for word in") == 2
-    assert echoes.in_text(part, "plain").restored == 0
-    assert echoes.in_text(sent[1].removeprefix(part), "plain").text.strip() == page
 
 
 def test_a_reference_in_front_of_a_compaction_is_no_echo() -> None:
@@ -94,7 +86,6 @@ def test_a_reference_in_front_of_a_compaction_is_no_echo() -> None:
 
 @given(
     route=st.sampled_from(ROUTES),
-    level=st.sampled_from(LEVELS),
     turns=st.lists(
         st.tuples(
             st.sampled_from(["search", "read"]),
@@ -108,9 +99,9 @@ def test_a_reference_in_front_of_a_compaction_is_no_echo() -> None:
     ensure_ascii=st.booleans(),
 )
 def test_pieces_and_the_whole_have_the_same_echoes(
-    route: RewriteRoute, level: RewriteLevel, turns: list[Turn], cuts: list[int], form: TextForm, ensure_ascii: bool
+    route: RewriteRoute, turns: list[Turn], cuts: list[int], form: TextForm, ensure_ascii: bool
 ) -> None:
-    echoes, sent = echoes_of(turns, route, level)
+    echoes, sent = echoes_of(turns, route)
     written = "\n".join(f"{number} [{text}" for number, text in enumerate(sent))
     text = json.dumps({"content": written}, ensure_ascii=ensure_ascii) if form == "json" else written
     whole = echoes.in_text(text, form)

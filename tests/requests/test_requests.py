@@ -11,13 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warmprefix_requests import RewriteLevel, RewriteRoute, restored, rewrite
-from warmprefix_requests.runs import SearchBudget
+from warmprefix_requests import RewriteRoute, restored, rewrite
 
 TEXTS = ["The sea is 3,688 metres deep on average. " * 9, "The sky is blue at noon, and red at dusk. " * 20, "short"]
 REFERENCE = '[Word for word the result of the earlier call read({"path":"a"}).]'
 ROUTES: list[RewriteRoute] = ["chat", "messages", "responses"]
-LEVELS: list[RewriteLevel] = ["exact", "contained", "spans"]
 
 Turn = tuple[str, str, str]
 """Name and path of a call, and its result."""
@@ -123,66 +121,18 @@ pieces = st.lists(st.sampled_from(PIECES), min_size=1, max_size=4).map("".join)
 
 @given(
     route=st.sampled_from(ROUTES),
-    level=st.sampled_from(LEVELS),
     given_turns=st.lists(st.tuples(st.sampled_from(["search", "read"]), st.sampled_from("ab"), pieces), max_size=7),
     length=st.integers(0, 7),
 )
-def test_parts_of_results_can_be_restored(
-    route: RewriteRoute, level: RewriteLevel, given_turns: list[Turn], length: int
-) -> None:
+def test_results_can_be_restored(route: RewriteRoute, given_turns: list[Turn], length: int) -> None:
     name = "input" if route == "responses" else "messages"
     body = body_of(route, given_turns)
-    rewritten = rewrite(route, body, level=level)
+    rewritten = rewrite(route, body)
     # A text of a tool that is itself a reference to an earlier result is taken for one.
     assert restored(route, rewritten.body) == restored(route, body)
-    part = rewrite(route, body_of(route, given_turns[:length]), level=level).body[name]
+    part = rewrite(route, body_of(route, given_turns[:length])).body[name]
     assert rewritten.body[name][: len(part)] == part
     assert rewritten.saved_tokens >= 0
-
-
-@pytest.mark.parametrize("route", ROUTES)
-def test_a_result_inside_an_earlier_one_is_named_by_its_words(route: RewriteRoute) -> None:
-    inside = SECTIONS[0][40:700]
-    body = body_of(route, [("search", "a", SECTIONS[0]), ("search", "b", f"{inside}\n")])
-    assert rewrite(route, body).body is body
-    for level in LEVELS[1:]:
-        rewritten = rewrite(route, body, level=level).body
-        assert results(route, rewritten)[1] == (
-            '[Word for word in the result of the earlier call search({"path":"a"}): '
-            r'from "e. Its floor is sand.\n1 of" to "the sea is 370 metres deep here. Its floor is sand.".]'
-            "\n"
-        )
-        assert restored(route, rewritten) == body
-
-
-def test_a_part_whose_words_are_common_is_named_by_its_lines() -> None:
-    table = "\n".join(["a cell of the same table"] * 40)
-    body = body_of("chat", [("search", "a", f"begin\n{table}\nend"), ("search", "b", table)])
-    rewritten = rewrite("chat", body, level="contained").body
-    reference = '[Word for word in the result of the earlier call search({"path":"a"}): lines 2 to 41.]'
-    assert results("chat", rewritten)[1] == reference
-    assert restored("chat", rewritten) == body
-
-
-def test_large_parts_are_named_if_they_are_half_of_a_result() -> None:
-    def sent(text: str, name: str = "search") -> str:
-        body = body_of("chat", [("search", "a", SECTIONS[0]), (name, "b", text)])
-        rewritten = rewrite("chat", body, level="spans").body
-        assert restored("chat", rewritten) == body
-        return str(results("chat", rewritten)[1])
-
-    start = "[Word for word in the result of the earlier call search"
-    assert sent(f"Found:\n{SECTIONS[0]}\nThe end.").startswith(f"Found:\n{start}")
-    assert sent(f"Found:\n{SECTIONS[0]}\nThe end.").endswith(".]\nThe end.")
-    assert start not in sent(f"Found:\n{SECTIONS[0][:1_500]}\nThe end.")
-    assert start not in sent(f"{SECTIONS[0]}{SECTIONS[1]}{SECTIONS[2]}")
-    assert start not in sent(f"Found:\n{SECTIONS[0]}", "read_file"), "an edit may quote it"
-    assert sent(SECTIONS[0], "read_file").startswith("[Word for word the result of"), "the agent asked for it again"
-
-
-def test_an_unknown_level_is_refused() -> None:
-    with pytest.raises(ValueError, match="level must be one of exact, contained, spans, got 'passages'"):
-        rewrite("chat", {}, level="passages")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -197,23 +147,8 @@ def test_an_unknown_level_is_refused() -> None:
 def test_texts_that_begin_like_references_cost_their_length(begin: str) -> None:
     body = body_of("chat", [("read", "a", begin * 4_000), ("run", "b", begin * 4_000)])
     began = time.process_time()
-    for level in LEVELS:
-        assert restored("chat", rewrite("chat", body, level=level).body) == body
+    assert restored("chat", rewrite("chat", body).body) == body
     assert time.process_time() - began < 5
-
-
-def test_many_short_runs_are_searched_once() -> None:
-    line = "the same line of a table\n"
-    body = body_of("chat", [("search", "a", line * 40), ("search", "b", f"begin\n{line * 40_000}")])
-    began = time.process_time()
-    rewrite("chat", body, level="spans")
-    assert time.process_time() - began < 1
-
-
-def test_numbered_lines_stay() -> None:
-    listing = "\n".join([f"{number}: the sea is {number} metres deep" for number in range(90)])
-    body = body_of("chat", [("search", "a", listing), ("search", "b", f"Found:\n{listing}")])
-    assert rewrite("chat", body, level="spans").body is body
 
 
 @pytest.mark.parametrize(
@@ -222,10 +157,9 @@ def test_numbered_lines_stay() -> None:
 def test_a_text_that_reads_like_a_reference_does_no_harm(words: str) -> None:
     text = f'[Word for word in the result of the earlier call read({{"path":"a"}}): {words}.]'
     body = body_of("chat", [("read", "a", TEXTS[1]), ("run", "b", text * 9), ("run", "c", text * 9)])
-    for level in LEVELS:
-        rewritten = rewrite("chat", body, level=level).body
-        assert results("chat", rewritten)[:2] == [TEXTS[1], text * 9]
-        assert restored("chat", rewritten) == restored("chat", body)
+    rewritten = rewrite("chat", body).body
+    assert results("chat", rewritten)[:2] == [TEXTS[1], text * 9]
+    assert restored("chat", rewritten) == restored("chat", body)
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -399,36 +333,6 @@ def test_the_work_can_be_ended() -> None:
     with pytest.raises(TimeoutError):
         rewrite("chat", body, check=check)
     assert len(seen) == 3
-
-
-def _searches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    spent: list[int] = []
-    take = SearchBudget.take
-
-    def counted(budget: SearchBudget, characters: int) -> bool:
-        taken = take(budget, characters)
-        spent.append(characters if taken else 0)
-        return taken
-
-    monkeypatch.setattr(SearchBudget, "take", counted)
-    return spent
-
-
-@pytest.mark.parametrize("level", ["contained", "spans"])
-def test_searches_are_bounded_by_the_length_of_the_body(level: RewriteLevel, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = [
-        f"{number} metres deep is the sea at this place of the map, and its floor is sand.\n" for number in range(9_000)
-    ]
-    long = "".join(lines)
-    turns = [("search", "a", long)]
-    turns += [("search", f"{at}", "".join(lines[at : at + 24])) for at in range(0, 8_000, 5)]
-    body = body_of("chat", turns)
-    spent = _searches(monkeypatch)
-    rewritten = rewrite("chat", body, level=level)
-    assert restored("chat", rewritten.body) == body
-    assert rewritten.references > 100
-    length = sum(len(text) for _, _, text in turns)
-    assert sum(spent) < 4 * (256 * length + (1 << 20))  # each check counts twice
 
 
 @pytest.mark.parametrize("same", [False, True])

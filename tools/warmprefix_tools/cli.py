@@ -277,8 +277,7 @@ class ServeOptions:
     references: Annotated[
         str,
         Option(
-            help="Which repeated tool results become references to the earlier call: whole ones (exact), those inside "
-            "an earlier one (contained), large parts (spans), or none (off)."
+            help="Which repeated tool results become references to the earlier call: whole ones (exact), or none (off)."
         ),
     ] = "exact"
     reorder: Annotated[

@@ -20,7 +20,7 @@ EchoHandling = Literal["restore", "refuse", "pass"]
 """What becomes of a reference in a tool call's arguments: the text that it stands for, an error in place of the answer,
 or nothing else."""
 
-References = Literal["off", "exact", "contained", "spans"]
+References = Literal["off", "exact"]
 
 _SESSION_HEADERS = (
     "x-session-id",
@@ -67,7 +67,7 @@ class GatewayOptions:
     allow_fields: tuple[str, ...] = ()
     """Fields of bodies that tenants may use although they reach beyond one tenant, such as `previous_response_id`."""
     references: References = "exact"
-    """Which repeats become references; see `warmprefix_requests.rewrite`."""
+    """Whether repeated tool results become references; see `warmprefix_requests.rewrite`."""
     echoes: EchoHandling = "restore"
     """What becomes of references that a model copies into the arguments of its tool calls."""
     keep_tools: tuple[str, ...] = ()

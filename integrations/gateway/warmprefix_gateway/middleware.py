@@ -13,7 +13,7 @@ from warmprefix_gateway.gateway_options import EchoHandling
 from warmprefix_gateway.preparation import MOST_AT_ONCE, AbandonedWorkError, WorkLimit
 from warmprefix_gateway.replies import error_body
 from warmprefix_openai import is_stream
-from warmprefix_requests import Echoes, RewriteLevel, prepared, read_call, rewrite, with_references
+from warmprefix_requests import Echoes, prepared, read_call, with_references
 
 __all__ = ["ReferencesMiddleware"]
 
@@ -36,12 +36,8 @@ class ReferencesMiddleware:
     Args:
         app: The application.
         keep_tools: Names of tools whose results always stay.
-        level: Which repeats become references; see `warmprefix_requests.rewrite`.
         echoes: What becomes of references in arguments: their text, an error, or nothing else.
         max_body_bytes: Larger bodies are not read.
-
-    Raises:
-        ValueError: `level` is unknown.
     """
 
     def __init__(
@@ -49,14 +45,11 @@ class ReferencesMiddleware:
         app: App,
         *,
         keep_tools: Collection[str] = (),
-        level: RewriteLevel = "exact",
         echoes: EchoHandling = "restore",
         max_body_bytes: int = 64 << 20,
     ) -> None:
-        rewrite("chat", {}, level=level)  # checks the level
         self._app = app
         self._keep_tools = frozenset(keep_tools)
-        self._level: RewriteLevel = level
         self._echoes: EchoHandling = echoes
         self._most = max_body_bytes
 
@@ -116,7 +109,7 @@ class ReferencesMiddleware:
             call = None if plain is None else read_call("POST", path, headers, plain)
             if call is None:
                 return None
-            sent = prepared(call, [with_references(self._keep_tools, self._level, limit.check)])
+            sent = prepared(call, [with_references(self._keep_tools, limit.check)])
             return None if sent.rewritten is None else (sent.content, sent.rewritten.echoes)
         except AbandonedWorkError:
             return None

@@ -60,7 +60,7 @@ def outgoing(
     """
     processors: list[Processor] = []
     if rules.references != "off":
-        processors.append(with_references(rules.keep_tools, rules.references, check))
+        processors.append(with_references(rules.keep_tools, check))
     if tenant is not None and rules.profile.isolation is not None:
         processors.append(with_tenant_salt(rules.profile.isolation, tenant, salt_key))
     optional: dict[str, Processor] = {"stream_options": with_usage}

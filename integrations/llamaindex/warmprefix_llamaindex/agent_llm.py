@@ -28,7 +28,7 @@ from pydantic import InstanceOf
 from typing_extensions import Self
 
 from warmprefix.forks import fork_safe_lock
-from warmprefix_requests import Echoes, RepeatLevel, RepeatTemplates, Transcript
+from warmprefix_requests import Echoes, RepeatTemplates, Transcript
 
 if TYPE_CHECKING:
     from llama_index.core.tools import BaseTool
@@ -79,7 +79,6 @@ class ContextReuseLLM(FunctionCallingLLM):
     min_tokens: int = Field(
         default=64, ge=0, description="Minimum size of a result or passage that may become a reference."
     )
-    level: RepeatLevel = Field(default="passages", description="Which repeats become references; see `Transcript`.")
     templates: InstanceOf[RepeatTemplates] | None = Field(
         default=None, exclude=True, description="Texts of the references."
     )
@@ -127,9 +126,7 @@ class ContextReuseLLM(FunctionCallingLLM):
         rewritten: list[ChatMessage] = []
         echoes = Echoes({})
         try:
-            transcript = Transcript(
-                templates=self.templates, separator=self.separator, min_tokens=self.min_tokens, level=self.level
-            )
+            transcript = Transcript(templates=self.templates, separator=self.separator, min_tokens=self.min_tokens)
             for message in _with_references(messages, self.tools, transcript):
                 rewritten.append(message)  # after a failure, the earlier ones keep the bytes already sent
                 echoes.add(transcript.latest)
@@ -329,7 +326,6 @@ def refer_to_repeats(
     tools: Collection[str] | None = None,
     separator: str | None = None,
     min_tokens: int = 64,
-    level: RepeatLevel = "passages",
     templates: RepeatTemplates | None = None,
 ) -> Iterator[ChatMessage]:
     """Yield the messages of one prompt, with references in place of repeated tool results.
@@ -338,7 +334,7 @@ def refer_to_repeats(
     `ContextReuseLLM` explains the arguments.
     """
     return _with_references(
-        messages, tools, Transcript(templates=templates, separator=separator, min_tokens=min_tokens, level=level)
+        messages, tools, Transcript(templates=templates, separator=separator, min_tokens=min_tokens)
     )
 
 

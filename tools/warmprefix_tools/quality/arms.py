@@ -14,7 +14,7 @@ from warmprefix.annotate import Annotate
 from warmprefix.batch import BatchRequest
 from warmprefix.errors import WarmprefixError
 from warmprefix_openai import messages_for
-from warmprefix_tools.quality.conversations import Messages, history_of, later_turn, tool_chat
+from warmprefix_tools.quality.conversations import Messages, history_of, later_turn
 from warmprefix_tools.quality.questions import EvidenceQuestion
 
 if TYPE_CHECKING:
@@ -263,10 +263,6 @@ _ARMS: Mapping[str, _Arm] = {
     "shuffled": _fixed(_shuffled),
     "full-again": _conversation(later_turn(refers=False), "full-again"),
     "references": _conversation(later_turn(refers=True), "full-again"),
-    "tool-part": _conversation(tool_chat("part", None), "tool-part"),
-    "contained": _conversation(tool_chat("part", "contained"), "tool-part"),
-    "tool-more": _conversation(tool_chat("more", None), "tool-more"),
-    "spans": _conversation(tool_chat("more", "spans"), "tool-more"),
 }
 """Described in docs/quality.md."""
 

@@ -1,17 +1,15 @@
-"""Conversations in front of a question: earlier turns with passages, and calls of a search tool. Pure."""
+"""Conversations in front of a question: earlier turns with passages. Pure."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from warmprefix import ContextBlock, ContextPlanner
 from warmprefix_openai import messages_for
-from warmprefix_requests import RewriteLevel, rewrite
 from warmprefix_tools.quality.questions import EarlierTurn, EvidenceQuestion
 
-__all__ = ["Messages", "history_of", "later_turn", "tool_chat"]
+__all__ = ["Messages", "history_of", "later_turn"]
 
 Messages = list[dict[str, Any]]
 
@@ -54,49 +52,3 @@ def later_turn(refers: bool) -> Callable[[EvidenceQuestion, str], Messages]:
         return history[:-1]
 
     return make
-
-
-def tool_chat(
-    second: Literal["part", "more"], level: RewriteLevel | None
-) -> Callable[[EvidenceQuestion, str], Messages]:
-    """Return a function that gives the passages as results of a search tool, in an earlier turn and in this one.
-
-    Args:
-        second: The result in this turn: a `"part"` of the earlier one, half of it if the answer follows from that; or
-            `"more"`, all of it behind another first line.
-        level: Which parts become references; None for none.
-    """
-
-    def make(question: EvidenceQuestion, system: str) -> Messages:
-        passages = list(question.passages)
-        again = _half(passages, question.gold) if second == "part" else [f"Results for {question.question}", *passages]
-        messages: Messages = [
-            {"role": "system", "content": system},
-            *_searched(_ABOUT_TOPIC, passages, "call_1"),
-            {"role": "assistant", "content": _ALL},
-            *_searched(question.question, again, "call_2"),
-        ]
-        return messages if level is None else rewrite("chat", {"messages": messages}, level=level).body["messages"]
-
-    return make
-
-
-def _half(passages: Sequence[str], gold: Sequence[int]) -> Sequence[str]:
-    """Return the shortest run of neighbours with all gold passages that has at least half of all."""
-    size = (len(passages) + 1) // 2
-    first, last = (min(gold), max(gold)) if gold else (0, 0)
-    begin = max(0, min(first, len(passages) - size))
-    return passages[begin : max(begin + size, last + 1)]
-
-
-def _searched(question: str, passages: Sequence[str], call: str) -> Messages:
-    function = {"name": "search", "arguments": json.dumps({"query": question}, ensure_ascii=False)}
-    return [
-        {"role": "user", "content": question},
-        {
-            "role": "assistant",
-            "content": None,
-            "tool_calls": [{"id": call, "type": "function", "function": function}],
-        },
-        {"role": "tool", "tool_call_id": call, "content": "\n\n".join(passages)},
-    ]
