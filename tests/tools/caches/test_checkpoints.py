@@ -46,11 +46,6 @@ def test_prime_that_ends_behind_a_boundary_makes_the_second_visit_hit() -> None:
     assert hits(RECURRENT, shared[:-1], *visits) == [0, 528, 1056]  # it ends at the boundary, not behind it
 
 
-def test_junction_within_a_block_is_floored_to_the_block() -> None:
-    shared = text(0, 1000)
-    assert hits(RECURRENT_WITH_UNIT, *(shared + text(visit, 300) for visit in (1, 2, 3))) == [0, 0, 528]
-
-
 def test_dense_retention_makes_second_visits_hit_in_a_window() -> None:
     layout = CheckpointLayout(Checkpoints(128), window=512, retention=128)
     shared = text(0, 1000)
@@ -73,18 +68,6 @@ def test_answers_are_cached_with_the_prompt() -> None:
 
 def hits_in(cache: CheckpointCache, *prompts: list[int]) -> list[int]:
     return [serve(BlockCache(cache), MarkedPrompt(prompt)).read for prompt in prompts]
-
-
-def test_salts_share_nothing() -> None:
-    cache = BlockCache(CheckpointCache(500, WINDOW))
-    salts = ("a", "b", None, "a")
-    assert [serve(cache, MarkedPrompt(text(0, 1000), salt)).read for salt in salts] == [0, 0, 0, 896]
-
-
-def test_least_recently_used_checkpoints_are_evicted() -> None:
-    one, two = text(1, 1000), text(2, 1000)
-    assert hits(WINDOW, one, two, two, one, kv_blocks=40) == [0, 0, 896, 0]
-    assert hits(WINDOW, one, two, two, one, kv_blocks=200) == [0, 0, 896, 896]
 
 
 class OneCheckpoint:

@@ -37,15 +37,6 @@ def uses(profile: CacheProfile, *prompts: MarkedPrompt, seconds: float = 1.0) ->
 # -- Anthropic
 
 
-def test_nothing_is_cached_without_a_mark() -> None:
-    assert uses(ANTHROPIC, prompt("a", "b"), prompt("a", "b")) == [(0, 0, 20), (0, 0, 20)]
-
-
-def test_prefix_is_written_once_and_read_again() -> None:
-    marked = prompt("a", "b", "c", marks=(1,))
-    assert uses(ANTHROPIC, marked, marked) == [(0, 20, 10), (20, 0, 10)]
-
-
 def test_longer_prompt_reads_what_earlier_marks_wrote_and_writes_the_rest() -> None:
     first = prompt("a", "b", marks=(0, 1))
     assert uses(ANTHROPIC, first, prompt("a", "b", "c", marks=(0, 2))) == [(0, 20, 0), (20, 10, 0)]
@@ -57,10 +48,6 @@ def test_earlier_mark_is_found_twenty_parts_back_and_no_further() -> None:
     assert uses(ANTHROPIC, first, prompt(*letters[:20], marks=(19,)))[1] == (10, 190, 0)
     assert uses(ANTHROPIC, first, prompt(*letters[:21], marks=(20,)))[1] == (0, 210, 0)
     assert uses(ANTHROPIC, first, prompt(*letters[:21], marks=(5, 20)))[1] == (10, 200, 0)
-
-
-def test_prefix_that_no_request_marked_is_not_read() -> None:
-    assert uses(ANTHROPIC, prompt("a", "b", marks=(1,)), prompt("a", "c", marks=(1,))) == [(0, 20, 0), (0, 20, 0)]
 
 
 def test_prefix_below_the_minimum_is_not_cached() -> None:
@@ -108,18 +95,6 @@ def test_prefix_that_is_still_computed_is_not_read() -> None:
     assert cache.admit(marked).use.read == 10
 
 
-def test_key_does_not_depend_on_how_the_text_is_cut_into_parts() -> None:
-    cut = prompt("a", "b", marks=(1,))
-    whole = replace(cut, part_ends=(20,), marks=(Mark(0),))
-    assert uses(ANTHROPIC, cut, whole) == [(0, 20, 0), (20, 0, 0)]
-
-
-def test_clock_that_jumps_back_stands_still() -> None:
-    cache = HostedCache(ANTHROPIC)
-    marked = prompt("a", marks=(0,))
-    assert [serve(cache, marked, now).read for now in (1_000.0, 0.0, 1_290.0, 5.0, 1_600.0)] == [0, 10, 10, 10, 0]
-
-
 # -- OpenAI from GPT-5.6
 
 
@@ -130,13 +105,6 @@ def test_end_of_the_newest_message_is_a_mark() -> None:
 def test_conversation_reads_up_to_its_previous_message() -> None:
     first, second = prompt("s", "U"), prompt("s", "U", "x", "V")
     assert uses(OPENAI, first, second) == [(0, 20, 0), (20, 20, 0)]
-
-
-def test_automatic_mark_can_be_turned_off() -> None:
-    off = prompt("s", "U", automatic=False)
-    assert uses(OPENAI, off, off) == [(0, 0, 20)] * 2
-    marked = prompt("s", "U", marks=(0,), automatic=False)
-    assert uses(OPENAI, marked, prompt("s", "V", marks=(0,), automatic=False)) == [(0, 10, 10), (10, 0, 10)]
 
 
 def test_only_the_latest_marks_are_written_and_all_are_read() -> None:

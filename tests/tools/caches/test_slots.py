@@ -40,16 +40,6 @@ def test_busy_slots_are_not_shared() -> None:
     assert reads(cache, ONE) == [0]
 
 
-def test_salts_share_nothing() -> None:
-    cache = SlotCache(1)
-    assert [serve(cache, MarkedPrompt(ONE, salt)).read for salt in ("a", "b")] == [0, 0]
-
-
-def test_server_without_slots_is_refused() -> None:
-    with pytest.raises(ValueError, match="slots must be 1 or more, got 0"):
-        SlotCache(0)
-
-
 @pytest.mark.parametrize("name", [*PROFILES, "vllm-checkpoints(128)", "vllm-checkpoints(528,16)", "llama.cpp(2)"])
 def test_each_profile_has_a_cache_that_conserves_tokens(name: str) -> None:
     cache = simulated_cache(as_profile(name))
@@ -64,10 +54,3 @@ def test_each_profile_has_a_cache_that_conserves_tokens(name: str) -> None:
 def test_prompt_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="prompt must fit into the cache, got one of 100 tokens"):
         serve(simulated_cache(as_profile("full-attention"), kv_blocks=4), MarkedPrompt(ONE))
-
-
-def test_units_of_one_name_and_different_lengths_share_nothing() -> None:
-    units = UnitTokens()
-    assert not set(units.encode([("a", 3)])) & set(units.encode([("a", 2)]))
-    with pytest.raises(ValueError, match="a unit must have 0 tokens or more, got -1 for 'a'"):
-        units.encode([("a", -1)])

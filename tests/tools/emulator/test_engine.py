@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import selectors
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
@@ -126,15 +125,6 @@ def test_prefills_are_one_after_the_other_in_order_of_arrival() -> None:
     in_virtual_time(main())
 
 
-def test_second_of_two_equal_prompts_at_once_hits() -> None:
-    async def main() -> None:
-        engine, log = make_engine()
-        await asyncio.gather(run(engine, prompt_of(105)), run(engine, prompt_of(105)))
-        assert [cached for _, _, cached, _ in log.prefills] == [0, 100]
-
-    in_virtual_time(main())
-
-
 def test_tokens_come_at_the_decode_rate_and_answers_decode_at_the_same_time() -> None:
     async def main() -> None:
         engine, log = make_engine()
@@ -179,25 +169,6 @@ def test_request_that_does_not_fit_waits_and_later_ones_too() -> None:
     in_virtual_time(main())
 
 
-def test_cancelling_a_waiting_request_admits_the_next() -> None:
-    async def main() -> None:
-        engine, log = make_engine(EmulatorConfig(kv_blocks=11, block_size=10, decode_rate=1))
-        big = prompt_of(50, 1)
-        holder = asyncio.ensure_future(run(engine, big, compose_answer(big, 30)))
-        waiting = asyncio.ensure_future(run(engine, prompt_of(60, 2), after=1))
-        behind = asyncio.ensure_future(run(engine, prompt_of(10, 3), after=2))
-        await asyncio.sleep(5)
-        waiting.cancel()
-        await behind
-        assert not holder.done()
-        assert [tokens for _, tokens, _, _ in log.prefills] == [50, 10]
-        assert log.reasons == ["abort", "length"]
-        await holder
-        check_all_blocks_are_free(engine)
-
-    in_virtual_time(main())
-
-
 def test_cancelled_prefill_leaves_nothing_in_the_cache() -> None:
     async def main() -> None:
         engine, _ = make_engine()
@@ -210,16 +181,6 @@ def test_cancelled_prefill_leaves_nothing_in_the_cache() -> None:
         check_all_blocks_are_free(engine)
 
     in_virtual_time(main())
-
-
-async def test_decoding_at_infinite_rate_lets_other_tasks_run() -> None:
-    engine = EmulatorEngine(EmulatorConfig(prefill_rate=math.inf, base_ttft_ms=0, decode_rate=math.inf))
-    ran: list[bool] = []
-    async with engine.generate(MarkedPrompt([1]), compose_answer([1], 4)) as generation:
-        await anext(generation)
-        asyncio.get_running_loop().call_soon(ran.append, True)
-        await anext(generation)
-        assert ran
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, cast
 
-import httpx
 import openai
 import pytest
 
@@ -118,18 +117,6 @@ def test_tool_outputs_end_messages_too(client: openai.OpenAI) -> None:
     assert counts(create(client, more))[0] == first[1] > 1_200
 
 
-def test_cache_keys_share_nothing(client: openai.OpenAI) -> None:
-    keys = ("a", "b", "a")
-    assert [counts(create(client, TEXT, prompt_cache_key=key))[0] > 0 for key in keys] == [False, False, True]
-
-
-def test_instructions_and_tools_are_part_of_the_prompt(client: openai.OpenAI) -> None:
-    tool: Any = {"type": "function", "name": "search", "parameters": {}, "strict": False}
-    plain = create(client, "Hi.").usage.input_tokens
-    assert create(client, "Hi.", instructions="Be brief.").usage.input_tokens > plain
-    assert create(client, "Hi.", tools=[tool]).usage.input_tokens > plain
-
-
 @pytest.mark.parametrize(
     ("items", "options", "message"),
     [
@@ -208,14 +195,6 @@ def test_chat_reads_and_writes_at_breakpoints(client: openai.OpenAI) -> None:
         chat(client, [{"role": "user", "content": "a"}, {"role": "assistant", "content": [part]}])
 
 
-def test_chat_without_marks_reports_no_writes() -> None:
-    with serving("full-attention") as client:
-        answer = client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "Hi."}])
-    assert answer.usage is not None
-    assert answer.usage.prompt_tokens_details is not None
-    assert answer.usage.prompt_tokens_details.model_dump()["cache_write_tokens"] is None
-
-
 # -- engines with checkpoints and slots, in chat completions
 
 
@@ -240,17 +219,6 @@ def cached_tokens(client: openai.OpenAI, messages: Any) -> int:
     assert answer.usage is not None
     assert answer.usage.prompt_tokens_details is not None
     return cast(int, answer.usage.prompt_tokens_details.cached_tokens)
-
-
-@pytest.mark.parametrize(
-    ("profile", "mode", "block"),
-    [("full-attention", "none", "16"), ("vllm-checkpoints(528,16)", "align", "528"), ("openai", "none", "16")],
-)
-def test_metrics_show_the_kind_of_cache(profile: str, mode: str, block: str, http: httpx.Client) -> None:
-    with EmulatorServer(replace(INSTANT, profile=profile)) as server:
-        metrics = http.get(f"{server.url}/metrics").text
-    assert f'mamba_cache_mode="{mode}"' in metrics
-    assert f'block_size="{block}"' in metrics
 
 
 @pytest.mark.parametrize(

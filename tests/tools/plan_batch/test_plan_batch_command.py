@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, cast
@@ -61,13 +60,6 @@ def test_without_options_only_a_table_is_written(
     assert "topics: 200 requests, a cache without bounds" in result.stdout
 
 
-def test_json_goes_to_standard_output_alone(run: Run, trace: Path) -> None:
-    result = run("plan-batch", trace, "--json", "-", "--limit", 50)
-    assert result.returncode == 0
-    assert json.loads(result.stdout)["requests"] == 50
-    assert "topics: 50 requests" in result.stderr
-
-
 def test_same_command_writes_the_same_bytes_for_any_hash_seed(run: Run, trace: Path, tmp_path: Path) -> None:
     runs: list[tuple[bytes, dict[str, Any]]] = []
     for i in range(2):
@@ -116,40 +108,6 @@ def test_bad_option_is_refused_with_option_value_and_allowed_values(
     assert "Traceback" not in result.stderr
 
 
-@pytest.mark.parametrize(
-    ("contents", "problem"),
-    [
-        (None, ": cannot be read: No such file or directory"),
-        ("", ": empty; a trace begins with a header line"),
-        ('{"name": "no requests"}\n', ": no request in it; a trace has lines like"),
-        ('{"name": "bad"}\n{"block": 1, "tokens": -3}\n', ", line 2: tokens must be"),
-        (
-            '{}\n{"request": 1, "blocks": []}\n{"request": 1, "blocks": []}\n',
-            ", line 3: request 1 stands on line 2 too",
-        ),
-    ],
-)
-def test_bad_trace_is_reported_in_one_line(run: Run, tmp_path: Path, contents: str | None, problem: str) -> None:
-    bad, orders = tmp_path / "bad.jsonl", tmp_path / "orders.jsonl"
-    if contents is not None:
-        bad.write_text(contents)
-    result = run("plan-batch", bad, "--orders-out", orders)
-    assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr.startswith(f"{bad}{problem}")
-    assert len(result.stderr.splitlines()) == 1
-    assert not orders.exists()
-
-
-@pytest.mark.parametrize("option", ["--json", "--orders-out"])
-def test_unwritable_output_is_reported_first(run: Run, tmp_path: Path, option: str) -> None:
-    file = tmp_path / "missing" / "file"
-    result = run("plan-batch", tmp_path / "no-trace.jsonl", option, file)
-    assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr == f"Cannot write {file}: there is no directory {file.parent}.\n"
-    result = run("plan-batch", tmp_path / "no-trace.jsonl", option, tmp_path)
-    assert (result.returncode, result.stderr) == (2, f"Cannot write {tmp_path}: it is a directory.\n")
-
-
 def test_trace_is_never_overwritten(run: Run, trace: Path) -> None:
     before = trace.read_bytes()
     result = run("plan-batch", trace, "--orders-out", trace, COLUMNS="300")
@@ -195,17 +153,6 @@ def test_missing_torch_or_rich_is_reported_with_the_command_that_installs_it(
     assert (result.returncode, result.stderr) == (2, f"{MissingExtraError('cli', 'rich')}\n")
 
 
-def test_missing_scipy_is_reported_with_the_command_that_installs_it(trace: Path) -> None:
-    arguments = ["warmprefix", "plan-batch", str(trace), "--planner", "context-index"]
-    script = (
-        f"import sys; sys.modules['scipy'] = None; sys.argv = {arguments!r};"
-        " from warmprefix_tools.__main__ import main; main()"
-    )
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
-    assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr.splitlines()[-1] == str(MissingExtraError("batch", "scipy"))
-
-
 HOSTILE = "evil\x1b]0;title\x07\x9b31m\u202ename"
 
 
@@ -219,42 +166,6 @@ def test_names_from_a_trace_control_no_terminal(
         assert result.returncode == status
         assert "title" in result.stdout + result.stderr
         assert not set(result.stdout + result.stderr) & set("\x1b\x07\x9b\u202e")
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pseudo-terminals like these")
-def test_terminal_shows_a_progress_bar_and_removes_it(
-    run_main: Run, trace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import pty
-
-    reader, terminal = pty.openpty()
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "120")
-    with os.fdopen(reader, "rb", buffering=0) as seen, os.fdopen(terminal, "w") as stderr:
-        monkeypatch.setattr("sys.stderr", stderr)
-        result = run_main("plan-batch", trace)
-        shown = seen.read(100_000).decode()
-    assert result.returncode == 0
-    assert "planning" in shown
-    assert "━" in shown
-    assert "Planning" not in shown
-    assert "━" not in result.stdout
-
-
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="only Linux has a device that is always full")
-@pytest.mark.parametrize("options", [[], ["--json", "-"]])
-def test_full_disk_behind_standard_output_is_reported(
-    run_main: Run, trace: Path, options: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    full = open("/dev/full", "w")  # noqa: SIM115 - closing it fails too
-    monkeypatch.setattr("sys.stdout", full)
-    try:
-        result = run_main("plan-batch", trace, "--limit", 20, *options)
-    finally:
-        with suppress(OSError):
-            full.close()
-    assert result.returncode == 2
-    assert result.stderr.endswith("Cannot write standard output: No space left on device.\n")
 
 
 def test_ctrl_c_ends_with_status_130_and_leaves_no_partial_file(

@@ -137,36 +137,11 @@ def test_any_trace(
     assert set(got) == set(asked)
 
 
-def test_k_and_limit(trace: Path) -> None:
-    for options, length, requests in (([], 8, 200), (["-k", 5, "--limit", 40], 5, 40), (["-k", 99], 8, 200)):
-        planned = PlanBatchRun(trace, *options)
-        assert planned.numbers["requests"] == requests
-        assert {len(line["order"]) for line in planned.orders} == {length}
-        assert {line["request"] for line in planned.orders} == {f"r{number}" for number in range(requests)}
-
-
 def test_long_requests_are_cut_at_15_blocks(tmp_path: Path, write: Write) -> None:
     lines: list[Line] = [{}, *({"block": i, "tokens": 10} for i in range(20)), {"request": 0, "blocks": [*range(20)]}]
     planned = PlanBatchRun(write(tmp_path / "long.jsonl", lines))
     assert planned.orders == [{"request": 0, "order": [*range(15)]}]
     assert planned.numbers["trace"] == "long"
-
-
-@pytest.mark.parametrize("planner", BATCH_PLANNERS)
-def test_single_request_shares_nothing(tmp_path: Path, write: Write, planner: str) -> None:
-    lines: list[Line] = [{"name": "one"}, {"block": "b", "tokens": 7}, {"request": "q", "blocks": ["b"]}]
-    planned = PlanBatchRun(write(tmp_path / "one.jsonl", lines), "--planner", planner)
-    assert planned.orders == [{"request": "q", "order": ["b"]}]
-    numbers = {key: value for key, value in planned.numbers.items() if key != "seconds"}
-    assert list(numbers.values()) == [planner, "one", 1, 0, 7, 0.0, 0, 0, 0, 0.0, 0, "cpu"]
-
-
-def test_requests_without_blocks(tmp_path: Path, write: Write) -> None:
-    lines: list[Line] = [{}, *({"request": number, "blocks": []} for number in range(3))]
-    planned = PlanBatchRun(write(tmp_path / "empty.jsonl", lines))
-    assert planned.orders == [{"request": number, "order": []} for number in range(3)]
-    assert (planned.numbers["total_tokens"], planned.numbers["hit_ratio"]) == (0, 0.0)
-    assert "0.0% as they came -> 0.0% planned" in planned.printed
 
 
 def test_equal_requests_of_different_scopes_share_nothing(tmp_path: Path, write: Write) -> None:
@@ -224,11 +199,6 @@ def test_net_loss_is_called_a_loss(tmp_path: Path, write: Write) -> None:
 def test_upper_bound_is_printed_with_its_kind(trace: Path) -> None:
     printed = PlanBatchRun(trace).printed
     assert re.search(r"upper bound +[\d,]+ \(\d\d\.\d%\), exact maximum spanning forest", printed)
-
-
-def test_time_budget_of_zero_is_a_budget(trace: Path) -> None:
-    planned, unbounded = PlanBatchRun(trace, "--time-budget", 0).numbers, PlanBatchRun(trace).numbers
-    assert 0 < planned["saved_tokens"] <= unbounded["saved_tokens"]
 
 
 @pytest.mark.parametrize("replicas", [2, 5, 300])

@@ -69,18 +69,6 @@ def test_shares_of_requests_add_up_to_100(gained: int, lost: int, even: int, reo
         assert abs(share - 100 * count / requests) < 1
 
 
-def test_summary_of_a_small_change_names_the_main_cause() -> None:
-    same = replace(GAINED, saved_tokens=12_000, misses=Misses(60_000, 20_000, 8_000), note_tokens=1_700)
-    assert "Net of labels and notes, that hardly makes a difference: 0.3% less to prefill." in summary_of(same)
-    assert "68% of the context to prefill is blocks that never came before." in summary_of(same)
-    other = replace(same, misses=Misses(10_000, 70_000, 8_000))
-    assert "80% of the context to prefill is blocks that came before, but never behind the same ones." in summary_of(
-        other
-    )
-    evicted = replace(same, misses=Misses(10_000, 8_000, 70_000))
-    assert "80% of the context to prefill is blocks that the cache had evicted again." in summary_of(evicted)
-
-
 def test_summary_of_a_loss_to_notes() -> None:
     short = replace(GAINED, note_tokens=45_000)
     assert (short.net_saved_tokens, short.prefill_change) == (-15_000, 105 / 90 - 1)
@@ -89,25 +77,6 @@ def test_summary_of_a_loss_to_notes() -> None:
         " are 42.9% of what is left to prefill. Without them it would be 33.3% less: use --annotate none if your model"
         " needs no note, else leave the order alone." in summary_of(short)
     )
-
-
-def test_notes_that_the_cache_holds_cost_nothing() -> None:
-    held = replace(GAINED, note_tokens=45_000, saved_note_tokens=42_000)
-    assert (held.net_saved_tokens, held.prefill_change) == (GAINED.net_saved_tokens, GAINED.prefill_change)
-    assert Estimates(price=2, cached_price=0.5).cost(held) == (63_000 * 2 + 82_000 * 0.5) / 1e6
-
-
-def test_summary_of_a_loss_that_only_relevance_order_avoids() -> None:
-    worse = replace(GAINED, saved_tokens=8_000, note_tokens=0)
-    assert "it does not pay here: 2.2% more to prefill. Leave these prompts as they are." in summary_of(worse)
-    chats = replace(GAINED, placement="tail", note_tokens=45_000)
-    assert "Leave these prompts as they are." in summary_of(chats)
-    assert "--annotate" not in summary_of(chats)
-
-
-def test_summary_of_no_difference() -> None:
-    same = replace(GAINED, saved_tokens=10_000, note_tokens=0)
-    assert "Net of labels and notes, there is as much to prefill as today." in summary_of(same)
 
 
 @given(st.integers(0, 99_999), st.integers(0, 100_000), st.integers(0, 50_000), st.integers(0, 50_000))
@@ -126,11 +95,6 @@ def test_loss_is_never_called_a_gain(saved: int, today: int, notes: int, saved_n
     assert "".join(outcome) == ("less" if net > 0 else "more" if net < 0 else "as much")
     assert ("does not pay" in text or "hardly" in text) >= (net < 0)
     assert ("Leave these prompts as they are" in text or "leave the order alone" in text) == (net < 0)
-
-
-def test_summary_without_context() -> None:
-    empty = replace(GAINED, saved_tokens=0, total_tokens=0, today_saved_tokens=0, today_total_tokens=0)
-    assert summary_of(empty) == "The requests held no context, so there is nothing to save."
 
 
 def test_estimates_of_seconds_and_money() -> None:

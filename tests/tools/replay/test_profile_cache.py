@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from warmprefix.cache_profiles import PROFILES, as_profile
+from warmprefix.cache_profiles import PROFILES
 from warmprefix.plan import Placement
 from warmprefix_tools.replay.simulation import Replay
 from warmprefix_tools.replay.workload import Workload
@@ -27,36 +27,11 @@ def trace_of(*orders: str, tokens: int = 100, query_tokens: int = 10, **fields: 
     return Workload(Trace("letters", requests, dict.fromkeys("".join(orders), tokens), 8))
 
 
-def uses(workload: Workload, profile: str, **options: Any) -> tuple[int, int]:
-    """Return tokens read and not read in relevance order."""
-    use = Replay(workload, profile=as_profile(profile), **options).run("relevance", None).profile_use
-    assert use is not None
-    return use.read, use.tokens - use.read
-
-
-def test_checkpoints_are_hit_from_the_third_visit_on() -> None:
-    letters = trace_of("abx", "aby", "abz")
-    assert uses(letters, "vllm-checkpoints(128)") == (128, 3 * 310 - 128)
-    assert uses(letters, "full-attention") == (2 * 192, 3 * 310 - 2 * 192)  # whole KV blocks of 16
-
-
-def test_a_hosted_cache_needs_its_least_length_and_the_preamble_counts() -> None:
-    letters = trace_of("abx", "aby")
-    assert uses(letters, "openai-before-5.6") == (0, 620)
-    assert uses(letters, "openai-before-5.6", preamble_tokens=1_000) == (1_152, 2 * 1_310 - 1_152)
-
-
 def test_marks_at_the_end_alone_cost_more_than_no_cache() -> None:
     letters = trace_of("abx", "aby", tokens=1_000)
     use = Replay(letters, profile=PROFILES["openai"]).run("relevance", None).profile_use
     assert use is not None
     assert use.cost(PROFILES["openai"]) == pytest.approx(1.25 * 2 * 3_010)
-
-
-def test_a_slot_keeps_one_prompt() -> None:
-    letters = trace_of("ab", "cd", "ab")
-    assert uses(letters, "llama.cpp(1)")[0] == 0
-    assert uses(letters, "llama.cpp(2)")[0] == 200
 
 
 @pytest.mark.parametrize("placement", ["head", "tail"])
@@ -96,11 +71,6 @@ def test_marks_expire_at_the_traces_own_times() -> None:
     assert result.profile_use is not None
     assert result.profile_use.read == 0
     assert result.profile_use.cost(PROFILES["anthropic"]) < 1.1 * result.profile_use.tokens
-
-
-def test_a_preamble_has_no_negative_length() -> None:
-    with pytest.raises(ValueError, match="preamble_tokens must be 0 or more, got -1"):
-        Replay(trace_of("ab"), preamble_tokens=-1)
 
 
 def test_command_reports_the_profile(run: Run, tmp_path: Path) -> None:

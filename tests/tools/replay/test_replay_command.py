@@ -241,36 +241,12 @@ def test_file_counts_the_tokens_of_notes(
     assert (result.returncode, result.stderr) == (2, f"{MissingExtraError('tokenizers', 'tokenizers')}\n")
 
 
-def test_k_and_limit(run: Run, trace: Path, tmp_path: Path) -> None:
-    for options, expected in (([], (8, 300)), (["-k", 5, "--limit", 40], (5, 40)), (["-k", 99], (8, 300))):
-        file = tmp_path / "numbers.json"
-        result = run(
-            "replay", trace, *options, "--policies", "relevance", "--capacity-tokens", "unbounded", "--json", file
-        )
-        assert result.returncode == 0
-        (row,) = numbers(file)
-        assert (row["k"], row["requests"]) == expected
-
-
 def test_traces_that_share_a_name_are_named_by_their_paths(run: Run, tmp_path: Path) -> None:
     paths = [write_trace(tmp_path / f"{i}.jsonl", requests=20, seed=i) for i in range(2)]
     other = write_trace(tmp_path / "other.jsonl", requests=20, name=None)
     result = run("replay", *paths, other, "--json", "-", "--policies", "relevance", "--capacity-tokens", "1")
     assert result.returncode == 0
     assert [row["trace"] for row in json.loads(result.stdout)["results"]] == [*map(str, paths), "other"]
-
-
-def test_trace_without_reuse_gains_nothing(run: Run, tmp_path: Path) -> None:
-    lines: list[dict[str, Any]] = [{"name": "fresh"}, *({"block": i, "tokens": 100} for i in range(200))]
-    lines += [{"request": i, "blocks": [4 * i, 4 * i + 1, 4 * i + 2, 4 * i + 3]} for i in range(50)]
-    path = tmp_path / "fresh.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    result = run("replay", path)
-    assert result.returncode == 0
-    text = " ".join(result.stdout.split())
-    assert "Net of labels and notes, there is as much to prefill as today." in text
-    assert "100% of the context to prefill is blocks that never came before." in text
-    assert "100% would be left exactly as they are" in text
 
 
 BAD_OPTIONS = [

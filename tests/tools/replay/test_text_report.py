@@ -66,24 +66,6 @@ def test_narrow_console_prints_times_in_a_second_table(width: int, tables: int) 
     assert max(map(len, lines)) <= width
 
 
-def test_optional_columns_are_omitted() -> None:
-    text = "\n".join(printed(200, [replace(RESULT, reference_tokens=0)], Estimates()))
-    for word in ("referred", "TTFT", "cost"):
-        assert word not in text
-
-
-def test_loss_is_negative() -> None:
-    text = "\n".join(printed(200, [TODAY, replace(RESULT, note_tokens=40_000_000, saved_note_tokens=0)]))
-    assert "-11.0%" in text
-    assert "-9,876,544" in text
-
-
 def test_failing_tokenizer_is_named() -> None:
     text = "\n".join(printed(200, [replace(RESULT, tokenizer_errors=3)]))
     assert "The tokenizer failed for 3 texts of context-index; their tokens are estimated." in text
-
-
-def test_singular_and_failing_policy() -> None:
-    text = "\n".join(printed(200, [replace(RESULT, requests=1, policy_errors=1)]))
-    assert "t: 1 request, k = 15" in text
-    assert "context-index failed in 1 request of t; they count in relevance order." in text

@@ -60,30 +60,6 @@ def test_policy_allows_only_the_style_which_loads_nothing(results: list[ReplayRe
     assert policy == f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
 
 
-def test_ids_are_unique_and_links_lead_somewhere(results: list[ReplayResult], outline: Parse) -> None:
-    elements = outline(replay_page(results)).elements
-    ids = [attributes["id"] for _, attributes in elements if "id" in attributes]
-    assert len(ids) == len(set(ids))
-    assert {attributes["href"][1:] for name, attributes in elements if name == "a"} <= set(ids)
-
-
-def test_charts_have_a_name_or_are_hidden_next_to_their_numbers(results: list[ReplayResult], outline: Parse) -> None:
-    elements = outline(replay_page(results)).elements
-    outer = [attributes for name, attributes in elements if name == "svg" and "viewbox" not in attributes]
-    assert outer
-    for attributes in outer:
-        assert attributes.get("aria-hidden") == "true" or (attributes["role"] == "img" and attributes["aria-label"])
-
-
-def test_the_same_results_make_the_same_bytes(results: list[ReplayResult]) -> None:
-    assert replay_page(results) == replay_page(list(results))
-
-
-def test_empty_results_are_refused() -> None:
-    with pytest.raises(ValueError, match="results must hold one result or more, got none"):
-        replay_page([])
-
-
 @pytest.mark.parametrize("placement", ["head", "tail"])
 def test_every_result_is_on_the_page(results: list[ReplayResult], placement: str, outline: Parse) -> None:
     chosen = [result for result in results if result.placement == placement]
@@ -125,39 +101,11 @@ def test_traces_that_share_a_name_are_all_shown(results: list[ReplayResult]) -> 
     assert all(f"{result.saved_tokens:,}" in page for result in (*first, *second))
 
 
-def test_missing_combination_is_a_gap(results: list[ReplayResult]) -> None:
-    assert "<td>\u2013</td>" not in replay_page(results[:16])
-    assert "<td>\u2013</td>" in replay_page(results[:15])
-
-
 @pytest.mark.parametrize("policies", [["relevance"], ["coaccess"], ["greedy"], ["greedy", "relevance"]])
 def test_any_choice_of_policies_makes_a_page(results: list[ReplayResult], policies: list[str], outline: Parse) -> None:
     chosen = [result for result in results if result.policy in policies]
     texts = outline(replay_page(chosen)).texts
     assert f"gross hit ratio with {policies[0]}" in texts
-
-
-def test_headline_shows_the_default_policy_even_if_another_saves_more(results: list[ReplayResult]) -> None:
-    (comparison,) = compare(
-        [replace(each, saved_tokens=0) if each.policy == "coaccess" else each for each in results[:8]]
-    )
-    assert comparison.after.policy == "coaccess"
-    assert comparison.headline[-1].policy == "coaccess"
-    assert [each.policy for each in comparison.best(2)] == ["coaccess", "relevance", "oracle", "greedy"]
-
-
-def test_traces_without_gain_are_counted_in_the_verdict(results: list[ReplayResult], outline: Parse) -> None:
-    def about(saved: int, trace: str) -> ReplayResult:
-        return replace(
-            results[7], trace=trace, saved_tokens=saved, today_saved_tokens=1_000_000, today_total_tokens=2_000_000,
-            total_tokens=2_000_000, note_tokens=0,
-        )  # fmt: skip
-
-    page = "".join(outline(replay_page([about(1_200_000, "a"), about(1_001_000, "b"), about(900_000, "c")])).texts)
-    assert "On 1 of 3 traces, coaccess would have left less to prefill, on 1 more; on 1 it makes less than 1%" in page
-    assert "+20.0%net prefill saved with coaccess: 200k tokens less" in page
-    assert "+0.1%net prefill saved with coaccess: 1k tokens less" in page
-    assert "\u221210.0%net prefill saved with coaccess: 100k tokens more" in page
 
 
 def test_traces_without_requests_or_context_make_a_page(results: list[ReplayResult]) -> None:
