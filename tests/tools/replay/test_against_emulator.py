@@ -271,7 +271,15 @@ def test_tail_hits_equal_the_emulators(turns: list[DemoTurn], policy: str) -> No
         if arranged.references:
             context += TEMPLATES.location_annotation([labels[i] for i in arranged.order if i in arranged.references])
         note = (
-            order_note(TEMPLATES, "both", arranged.order, [labels[i] for i in arranged.order], []) if writes else None
+            order_note(
+                TEMPLATES,
+                "both",
+                arranged.order,
+                [labels[i] for i in arranged.order],
+                [turn.blocks[i].text for i in arranged.order],
+            )
+            if writes
+            else None
         )
         if note is not None:
             context += note + "\n\n" * bool(arranged.references)
