@@ -41,7 +41,7 @@ PYTHON_VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 CORE_TESTS = [
     *("core", "tests/ordering", "tests/planner", "tests/prefix", "tests/requests", "tests/telemetry"),
     *("tests/batch/test_layout.py", "tests/batch/test_loops.py", "tests/batch/test_schedule.py"),
-    *("tests/openai_chat/test_answer.py", "tests/openai_chat/test_call.py", "tests/openai_chat/test_outcomes.py"),
+    *("tests/openai_chat/test_answer.py", "tests/openai_chat/test_outcomes.py"),
     *("tests/residency/test_bad_input.py", "tests/routing/test_replica_router.py", "tests/tools/emulator"),
     *("tests/stores/test_memory_store.py", "tests/stores/test_seen_store_contract.py"),
     *("tests/test_annotate.py", "tests/test_blocks.py", "tests/test_cache_profiles.py", "tests/test_labels.py"),
