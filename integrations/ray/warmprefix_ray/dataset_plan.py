@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from warmprefix.batch import PlannedRequest
 from warmprefix.errors import MissingExtraError, check_count
-from warmprefix.planner import ContextPlanner
 from warmprefix_ray.dividing import DividedDataset, divide
-from warmprefix_ray.partition_plan import Messages, PartitionNumbers, Planning, write_plan
-from warmprefix_ray.rows import ReadRequest, request_of_row
+from warmprefix_ray.partition_plan import PartitionNumbers, Planning, write_plan
 
 try:
     import ray.data
@@ -68,15 +65,9 @@ class DatasetPlan:
 def plan_dataset(
     dataset: Dataset,
     folder: str | os.PathLike[str],
+    planning: Planning | None = None,
     *,
-    read: ReadRequest = request_of_row,
-    make_planner: Callable[[], ContextPlanner] = ContextPlanner,
-    messages: Messages = PlannedRequest.messages,
     replicas: int = 1,
-    partition_requests: int = 50_000,
-    sample: int = 100_000,
-    worker: Mapping[str, Any] | None = None,
-    **options: Any,
 ) -> DatasetPlan:
     """Plan the requests of a Ray dataset, in partitions that fit into a worker's memory.
 
@@ -96,24 +87,16 @@ def plan_dataset(
     Args:
         dataset: The rows.
         folder: A folder that all workers share. It is made if needed.
-        read: Makes a request from a row; see `request_of_row`.
-        make_planner: Makes the planner of one partition, in a worker.
-        messages: Makes the chat for a request.
+        planning: How requests are read and planned; None for the defaults.
         replicas: Replicas of the model. Each gets about as many partitions, one after the other.
-        partition_requests: Requests to plan at once; a worker's memory grows with it. A partition that gets over half
-            more is planned in pieces.
-        sample: Requests to learn partitions from, in this process, by memory for 100 bytes per block. If the dataset
-            has no more, the partitions are cut from a plan of all of it.
-        worker: Ray's options of a planning task, such as `num_cpus` and `memory`.
-        **options: For `ContextPlanner.plan_batch`.
 
     Raises:
         TypeError: A number is not an int.
         ValueError: A number is below 1, the dataset has a column `plan`, or the folder is that of another dataset or of
             other numbers.
     """
-    planning = Planning(read, make_planner, messages, partition_requests, options)
-    parts = divided(dataset, Path(folder), planning, replicas, sample)
+    planning = Planning() if planning is None else planning
+    parts = divided(dataset, Path(folder), planning, replicas)
     plans = parts.folder / f"plans-{planning.digest(parts.source)}"
     plans.mkdir(exist_ok=True)
     files = [plans / f"{number:05}.parquet" for number in range(len(parts.rows))]
@@ -121,10 +104,7 @@ def plan_dataset(
     missing = [number for number, numbers in enumerate(found) if numbers is None]
     if missing:
         tasks = ray.data.from_items([{"partition": number} for number in missing], override_num_blocks=len(missing))
-        planned = tasks.map(
-            partial(_plan_task, parts=parts, planning=planning, plans=plans, replicas=replicas),
-            **(worker or {}),
-        )
+        planned = tasks.map(partial(_plan_task, parts=parts, planning=planning, plans=plans, replicas=replicas))
         for row in planned.iter_rows():
             numbers = PartitionNumbers(**row)
             found[numbers.partition] = numbers
@@ -136,20 +116,15 @@ def plan_dataset(
     return DatasetPlan(rows, written, done)
 
 
-def divided(dataset: Dataset, folder: Path, planning: Planning, replicas: int, sample: int) -> DividedDataset:
+def divided(dataset: Dataset, folder: Path, planning: Planning, replicas: int) -> DividedDataset:
     """Check the numbers, and divide the dataset into at least one partition for each replica."""
-    for name, number in (
-        ("replicas", replicas),
-        ("partition_requests", planning.partition_requests),
-        ("sample", sample),
-    ):
-        check_count(name, number)
+    check_count("replicas", replicas)
     total = dataset.count()
     if total and "plan" in (dataset.columns() or ()):
         raise ValueError("dataset must have no column `plan`, because the plan gets that name")
     folder.mkdir(parents=True, exist_ok=True)
     partitions = max(-(-total // planning.partition_requests), min(replicas, max(total, 1)))
-    return divide(dataset, folder, planning.read, partitions, sample, total)
+    return divide(dataset, folder, planning.read, partitions, planning.sample, total)
 
 
 def _finished(partition: int, file: Path, rows: int) -> PartitionNumbers | None:

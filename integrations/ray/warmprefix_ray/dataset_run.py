@@ -7,19 +7,17 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, aclosing
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from warmprefix.batch import PlannedRequest
 from warmprefix.errors import BatchError, BatchFileError, MissingExtraError, check_count
-from warmprefix.planner import ContextPlanner
 from warmprefix_openai import BatchResult, BatchRunner, Retries
 from warmprefix_ray.dataset_plan import divided
 from warmprefix_ray.dividing import DividedDataset
 from warmprefix_ray.partition_plan import Messages, PiecePlan, Planning, plan_pieces
-from warmprefix_ray.rows import ROWS_AT_ONCE, ReadRequest, request_of_row
+from warmprefix_ray.rows import ROWS_AT_ONCE
 
 try:
     import pyarrow as pa
@@ -60,17 +58,11 @@ def run_dataset(
     urls: Sequence[str],
     model: str,
     *,
-    read: ReadRequest = request_of_row,
-    make_planner: Callable[[], ContextPlanner] = ContextPlanner,
-    messages: Messages = PlannedRequest.messages,
-    partition_requests: int = 50_000,
-    sample: int = 100_000,
-    plan_options: Mapping[str, Any] | None = None,
+    planning: Planning | None = None,
     concurrency: int = 32,
     api_key: str = "none",
     retries: int | Retries = 4,
     timeout: float | None = None,
-    worker: Mapping[str, Any] | None = None,
     **request: Any,
 ) -> Dataset:
     """Plan a dataset like `plan_dataset`, and ask every request with a `BatchRunner`.
@@ -88,14 +80,12 @@ def run_dataset(
     unanswered ones are asked again.
 
     Args:
-        dataset, folder, read, make_planner, messages, partition_requests, sample: See `plan_dataset`.
+        dataset, folder, planning: See `plan_dataset`.
         urls: The base URL of each replica, with `/v1`. Workers must reach them.
         model: The model to ask.
-        plan_options: For `ContextPlanner.plan_batch`.
         concurrency: Most requests in flight, for each replica.
         api_key: The key of all replicas.
         retries, timeout: See `BatchRunner.run`.
-        worker: Ray's options of an actor; by default a quarter of a core.
         **request: For `client.chat.completions.create`, with every request.
 
     Raises:
@@ -109,8 +99,8 @@ def run_dataset(
         raise ValueError(f"urls must have the URL of at least one replica, got {urls!r}")
     if "answer" in (dataset.columns() or ()):
         raise ValueError("dataset must have no column `answer`, because the answers get that name")
-    planning = Planning(read, make_planner, messages, partition_requests, plan_options or {})
-    parts = divided(dataset, Path(folder), planning, _PARTITIONS_PER_REPLICA * len(urls), sample)
+    planning = Planning() if planning is None else planning
+    parts = divided(dataset, Path(folder), planning, _PARTITIONS_PER_REPLICA * len(urls))
     digest = hashlib.blake2b(
         json.dumps([planning.digest(parts.source), model, sorted(request.items())], default=str).encode(), digest_size=4
     ).hexdigest()
@@ -127,7 +117,7 @@ def run_dataset(
             cast(Any, _PartitionAsker),  # Ray's types have no class of row functions
             fn_constructor_args=(parts, planning, answers, replicas, asking),
             compute=ray.data.ActorPoolStrategy(size=min(len(urls), len(missing)), max_tasks_in_flight_per_actor=1),
-            **(worker or {"num_cpus": 0.25}),
+            num_cpus=0.25,  # an actor waits for its replica
         )
         failures = [row["failure"] for row in done.iter_rows() if row["failure"] is not None]
         if failures:

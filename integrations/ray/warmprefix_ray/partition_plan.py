@@ -7,17 +7,17 @@ import json
 import os
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from warmprefix.batch import BatchPlan, BatchRequest, PlannedRequest
 from warmprefix.blocks import ContextBlock
-from warmprefix.errors import MissingExtraError
+from warmprefix.errors import MissingExtraError, check_count
 from warmprefix.planner import ContextPlanner
 from warmprefix_ray.partitions import outline_of
-from warmprefix_ray.rows import ROWS_AT_ONCE, ReadRequest, read_rows
+from warmprefix_ray.rows import ROWS_AT_ONCE, ReadRequest, read_rows, request_of_row
 
 try:
     import numpy as np
@@ -56,14 +56,31 @@ Messages = Callable[[PlannedRequest], Sequence[Mapping[str, Any]]]
 
 @dataclass(frozen=True, slots=True)
 class Planning:
-    """How the requests of a partition are read and planned."""
+    """How the requests of a dataset are read, divided and planned.
 
-    read: ReadRequest
-    make_planner: Callable[[], ContextPlanner]
-    messages: Messages
-    partition_requests: int
-    options: Mapping[str, Any]
-    """For `plan_batch`."""
+    Raises:
+        TypeError: A number is not an int.
+        ValueError: A number is below 1.
+    """
+
+    read: ReadRequest = request_of_row
+    """Makes a request from a row."""
+    make_planner: Callable[[], ContextPlanner] = ContextPlanner
+    """Makes the planner of one partition, in a worker."""
+    messages: Messages = PlannedRequest.messages
+    """Makes the chat for a request."""
+    partition_requests: int = 50_000
+    """Requests to plan at once; a worker's memory grows with it. A partition that gets over half more is planned in
+    pieces."""
+    sample: int = 100_000
+    """Requests to learn partitions from, in this process, by memory for 100 bytes per block. If the dataset has no
+    more, the partitions are cut from a plan of all of it."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """For `ContextPlanner.plan_batch`."""
+
+    def __post_init__(self) -> None:
+        check_count("partition_requests", self.partition_requests)
+        check_count("sample", self.sample)
 
     def digest(self, source: str) -> str:
         """Return eight characters that differ for other rows, numbers and options."""

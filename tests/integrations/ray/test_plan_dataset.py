@@ -14,7 +14,7 @@ import pytest
 from tests.integrations.ray.conftest import Row, dataset_of, make_rows
 
 from warmprefix import ContextPlanner
-from warmprefix_ray import plan_dataset, request_of_row
+from warmprefix_ray import Planning, plan_dataset, request_of_row
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster"), pytest.mark.filterwarnings("ignore")]
 """Ray uses what it has deprecated itself."""
@@ -27,7 +27,7 @@ def plans_of(rows: Any) -> dict[str, Any]:
 
 def test_each_request_is_planned_once_and_saves_about_as_much_as_in_one_plan(tmp_path: Path) -> None:
     rows = make_rows(1_200)
-    plan = plan_dataset(dataset_of(rows), tmp_path, replicas=4, partition_requests=500)
+    plan = plan_dataset(dataset_of(rows), tmp_path, Planning(partition_requests=500), replicas=4)
     planned = list(plan.rows.iter_rows())
     assert sorted(row["plan"]["id"] for row in planned) == sorted(row["id"] for row in rows)
     assert [row["plan"]["replica"] for row in planned] == sorted(row["plan"]["replica"] for row in planned)
@@ -55,9 +55,9 @@ def test_a_request_stands_behind_the_one_that_warms_it(tmp_path: Path) -> None:
 
 def test_the_plan_does_not_depend_on_how_ray_reads_the_rows(tmp_path: Path) -> None:
     dataset = dataset_of(make_rows(400))
-    options: dict[str, Any] = {"partition_requests": 100, "sample": 150}
-    one = plan_dataset(dataset.repartition(1), tmp_path / "one", **options)
-    other = plan_dataset(dataset.repartition(7), tmp_path / "other", **options)
+    planning = Planning(partition_requests=100, sample=150)
+    one = plan_dataset(dataset.repartition(1), tmp_path / "one", planning)
+    other = plan_dataset(dataset.repartition(7), tmp_path / "other", planning)
     assert plans_of(one.rows) == plans_of(other.rows)
 
 
@@ -82,15 +82,15 @@ def test_finished_plans_are_used_again_and_damaged_ones_are_made_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     dataset = dataset_of(make_rows(300))
-    options: dict[str, Any] = {"partition_requests": 100}
-    first = plan_dataset(dataset, tmp_path, **options)
+    planning = Planning(partition_requests=100)
+    first = plan_dataset(dataset, tmp_path, planning)
     plans = plans_of(first.rows)
     times = [file.stat().st_mtime_ns for file in first.files]
     damaged, missing, *_ = first.files
     damaged.write_bytes(damaged.read_bytes()[:-20])
     missing.unlink()
     with caplog.at_level(logging.WARNING, logger="warmprefix"):
-        second = plan_dataset(dataset, tmp_path, **options)
+        second = plan_dataset(dataset, tmp_path, planning)
     assert f"{damaged}: damaged" in caplog.text
     assert plans_of(second.rows) == plans
     kept = [file.stat().st_mtime_ns == time for file, time in zip(second.files, times, strict=True)]
@@ -99,8 +99,8 @@ def test_finished_plans_are_used_again_and_damaged_ones_are_made_again(
 
 def test_damaged_or_missing_rows_are_divided_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     dataset = dataset_of(make_rows(300))
-    options: dict[str, Any] = {"partition_requests": 100}
-    plans = plans_of(plan_dataset(dataset, tmp_path, **options).rows)
+    planning = Planning(partition_requests=100)
+    plans = plans_of(plan_dataset(dataset, tmp_path, planning).rows)
     for described in ("damaged", "rows are missing"):
         file = min(tmp_path.glob("rows/*=1/*.parquet"))
         file.unlink()
@@ -109,7 +109,7 @@ def test_damaged_or_missing_rows_are_divided_again(tmp_path: Path, caplog: pytes
         for plan in tmp_path.glob("plans-*/*.parquet"):
             plan.unlink()
         with caplog.at_level(logging.WARNING, logger="warmprefix"):
-            again = plan_dataset(dataset, tmp_path, **options)
+            again = plan_dataset(dataset, tmp_path, planning)
         assert described in caplog.text
         assert str(file.parent) in caplog.text
         assert plans_of(again.rows) == plans
@@ -129,7 +129,7 @@ def test_one_group_that_is_larger_than_a_partition_is_planned_in_pieces(
 ) -> None:
     rows: list[Row] = [{"id": i, "blocks": ["First.", f"Pair {i // 2}."]} for i in range(400)]
     with caplog.at_level(logging.WARNING, logger="warmprefix"):
-        plan = plan_dataset(dataset_of(rows), tmp_path, partition_requests=100, sample=10)
+        plan = plan_dataset(dataset_of(rows), tmp_path, Planning(partition_requests=100, sample=10))
     assert plan.requests == 400
     assert max(numbers.pieces for numbers in plan.partitions) > 1
     assert "too large, and planned in" in caplog.text
@@ -150,17 +150,13 @@ def test_no_rows(tmp_path: Path) -> None:
     assert (plan.requests, plan.hit_ratio, plan.rows.count()) == (0, 0.0, 0)
 
 
-@pytest.mark.parametrize(
-    ("options", "described"),
-    [
-        ({"replicas": 0}, "replicas must be 1 or more, got 0"),
-        ({"partition_requests": 0}, "partition_requests must be 1 or more, got 0"),
-        ({"sample": 0}, "sample must be 1 or more, got 0"),
-    ],
-)
-def test_numbers_below_one_are_refused(tmp_path: Path, options: dict[str, Any], described: str) -> None:
-    with pytest.raises(ValueError, match=described):
-        plan_dataset(dataset_of(make_rows(1)), tmp_path, **options)
+def test_numbers_below_one_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="replicas must be 1 or more, got 0"):
+        plan_dataset(dataset_of(make_rows(1)), tmp_path, replicas=0)
+    with pytest.raises(ValueError, match="partition_requests must be 1 or more, got 0"):
+        Planning(partition_requests=0)
+    with pytest.raises(ValueError, match="sample must be 1 or more, got 0"):
+        Planning(sample=0)
 
 
 def test_a_column_plan_is_refused(tmp_path: Path) -> None:
