@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from warmprefix_tools.doctor.lists import ItemList, without_number
-from warmprefix_tools.doctor.request_log import Ids, LogMessage, SegmentPool
+from warmprefix_tools.doctor.request_log import Ids, LogMessage, Memo, SegmentPool
 
 __all__ = ["TEXT_CHECKS", "TEXT_KINDS", "Rewriter", "TextCheck"]
 
@@ -27,6 +27,10 @@ class TextCheck:
     """Segments that `rewrite` repairs: outside of lists, inside, the first ones of list items, or all."""
     elsewhere: Callable[[str], str] = str
     """The same for all other segments."""
+
+    def repaired(self, text: str, parts: int) -> str:
+        """Return a segment that stands in these parts without the defect."""
+        return (self.rewrite if parts & _PARTS[self.part] else self.elsewhere)(text)
 
 
 _PLAIN = {
@@ -99,13 +103,20 @@ _TIME = re.compile(
 _SEVERAL_TIMES = re.compile(r"<time>(?:[\s,]*(?:at|T|the|-)?[\s,]*<time>)+")
 
 
+_SHORT_MONTH = "(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
+_TIME_HINT = re.compile(
+    rf"\d[:/.-]\d|day\b|\d\s?[AaPp][Mm]\b|\d{{8}}|\dh\d|\d-W\d|\d, \d|\d\s?[\u5e74\ub144]"
+    rf"|\d\S{{0,3}}\s{_SHORT_MONTH}|{_SHORT_MONTH}[a-z.]*\s\d"
+)
+
+
 def mask_times(segment: str) -> str:
     """Return the segment with one placeholder for each date, time of day, or both together.
 
     >>> mask_times("Now: Tuesday, March 4, 2025 at 10:32:07 UTC.")
     'Now: <time>.'
     """
-    return _SEVERAL_TIMES.sub("<time>", _TIME.sub("<time>", segment))
+    return _SEVERAL_TIMES.sub("<time>", _TIME.sub("<time>", segment)) if _TIME_HINT.search(segment) else segment
 
 
 _ID = re.compile(
@@ -123,13 +134,16 @@ _ID = re.compile(
 )
 
 
+_ID_HINT = re.compile(r"\d[\w-]{4}|[\w-]{4}\d")
+
+
 def mask_ids(segment: str) -> str:
     """Return the segment with a placeholder for each UUID or other random id.
 
     >>> mask_ids("Session 123e4567-e89b-12d3-a456-426614174000, request req-81f9c2.")
     'Session <id>, request <id>.'
     """
-    return _ID.sub("<id>", segment)
+    return _ID.sub("<id>", segment) if _ID_HINT.search(segment) else segment
 
 
 _ATTRIBUTION = re.compile(r"(x-anthropic-billing-header:)[^\n]*")
@@ -150,6 +164,7 @@ _SCORE = re.compile(
     (?:score|relevance|relevancy|similarity|distance|confidence|rank|weight|cosine|bm25)
     (["']?\s*(?:[:=]|is|of)\s*["']?|\s+(?=\d*\.\d|\d+\s*%))[-+]?\d+(?:\.\d+)?(?:e-?\d+)?(?:\s?%|\s?/\s?\d+)?"""
 )
+_SCORE_HINT = re.compile(r"[:= ([|+-]\.?\d")
 _BARE_SCORE = re.compile(r"(?<=[(\[|])\s*(?:~|≈)?(?:[01]?\.\d{2,}|\d{1,3}(?:\.\d+)?\s?%)\s*(?=[)\]|])")
 _AGO = re.compile(
     r"(?i)\b(?:\d+|an?|one) (?:second|minute|hour|day|week|month|year)s? ago\b|\byesterday\b|\bjust now\b"
@@ -166,7 +181,7 @@ def mask_scores(segment: str) -> str:
 
 
 def _mask_numbers(segment: str) -> str:
-    return _BARE_SCORE.sub("<score>", _SCORE.sub("<score>", segment))
+    return _BARE_SCORE.sub("<score>", _SCORE.sub("<score>", segment)) if _SCORE_HINT.search(segment) else segment
 
 
 TEXT_CHECKS = (
@@ -204,8 +219,11 @@ class Rewriter:
         self._parts = bytearray(len(pool)) if lists is None else _parts_of(len(pool), lists)
         self._default_parts = _OUTSIDE if lists is not None else _INSIDE | _OUTSIDE
         self._searched = 0
-        self._defective: list[tuple[int, int]] = []
-        """Segments that any check changes, of the first `_searched` segments, each with the parts where it stands."""
+        self._defective: list[tuple[int, int, frozenset[str]]] = []
+        """Of the first `_searched` segments those with defects: the parts where each stands, and the defects."""
+        self._results = Memo[tuple[int, int, frozenset[str]], int](
+            lambda key: pool.intern(_rewritten(pool.texts[key[0]], *key[1:]))
+        )
         self._changed: defaultdict[frozenset[str], dict[int, int]] = defaultdict(dict)
         """For each set of defects, the segments that change without them."""
         self._done: Counter[frozenset[str]] = Counter()
@@ -216,10 +234,9 @@ class Rewriter:
         if len(ids) and max(ids) >= self._searched:
             self._search()
         changed = self._changed[kinds]
-        for number, parts in self._defective[self._done[kinds] :]:
-            text = self._pool.texts[number]
-            if (new := _rewritten(text, parts, kinds)) != text:
-                changed[number] = self._pool.intern(new)
+        for number, parts, defects in self._defective[self._done[kinds] :]:
+            if (relevant := kinds & defects) and (new := self._results[number, parts, relevant]) != number:
+                changed[number] = new
         self._done[kinds] = len(self._defective)
         if changed.keys().isdisjoint(ids):
             return ids
@@ -237,16 +254,27 @@ class Rewriter:
                 together[text] |= _OUTSIDE
         for number, text in zip(suspects, plain, strict=True):
             everywhere = together[text] or self._default_parts
-            if _rewritten(texts[number], everywhere, TEXT_KINDS) != texts[number]:
-                self._defective.append((number, everywhere))
+            if defects := _defects(texts[number], everywhere):
+                self._defective.append((number, everywhere, defects))
         self._searched = len(texts)
 
 
 def _rewritten(text: str, parts: int, kinds: frozenset[str]) -> str:
     for check in TEXT_CHECKS:
         if check.kind in kinds:
-            text = (check.rewrite if parts & _PARTS[check.part] else check.elsewhere)(text)
+            text = check.repaired(text, parts)
     return text
+
+
+def _defects(text: str, parts: int) -> frozenset[str]:
+    """Return the kinds that change a text, as it is or without the defects that are repaired before."""
+    found = set()
+    repaired = text
+    for check in TEXT_CHECKS:
+        before, repaired = repaired, check.repaired(repaired, parts)
+        if repaired != before or (before != text and check.repaired(text, parts) != text):
+            found.add(check.kind)
+    return frozenset(found)
 
 
 def _parts_of(size: int, lists: Mapping[LogMessage, Sequence[ItemList]]) -> bytearray:
