@@ -6,7 +6,6 @@ import contextlib
 from contextvars import Token
 from typing import TYPE_CHECKING, Any
 
-from warmprefix.errors import check_count
 from warmprefix.plan import ContextPlan
 from warmprefix_openai.engine_metrics import EngineMetrics
 from warmprefix_openai.exchange import Verdict
@@ -41,7 +40,7 @@ class EngineLink:
     end. It is abandoned on an error, a time-out, a cancellation, or a stream that is closed early; if nothing would be
     recorded as seen, a stream that fails or is closed after its first token commits it too. After a failure that may be
     tried again, the plan waits for that: any failure until the block of `sending` ends, without one those that clients
-    try again by themselves for `retry_grace` seconds.
+    try again by themselves, for 30 seconds in addition to the server's `Retry-After`.
 
     Streams report their usage; an application that did not ask for it does not see it.
 
@@ -62,9 +61,6 @@ class EngineLink:
         *,
         cache_salt: bool = True,
         token_ids: TokenIds | None = None,
-        session_header: str | None = None,
-        max_plans: int = 4_096,
-        retry_grace: float = 30.0,
         primes: int = 0,
     ) -> None:
         """Set up the link. It starts no thread and imports no SDK before they are needed.
@@ -77,28 +73,19 @@ class EngineLink:
                 prompt that went out under another salt than its plan's, or under none.
             token_ids: Have the engine return the prompt's tokens, for a feed of its KV events: in the way of `"vllm"`,
                 or of `"sglang"`, which has them for answers in one piece only. Other engines may refuse it.
-            session_header: The name of a header to send with requests of a conversation, for a router: it carries a
-                digest of tenant and conversation, as hard to guess as the planner's `cache_salt`.
-            max_plans: Most plans kept; beyond it the oldest are dropped, and their requests go on without. Also
-                most plans that wait for another attempt; beyond it those that have waited longest are abandoned.
-            retry_grace: Seconds that a plan, whose request failed, waits for the client to try again, in addition to
-                the server's `Retry-After`.
             primes: For an engine that keeps checkpoints, requests for one token that go out right in front of a chat:
                 1 for one behind its third block, 2 for one behind the second and one behind the fourth, when these
                 blocks first come in this order. 0 for none. The chat waits for them, a round trip each; they are left
                 out where this would take longer than they are expected to save.
 
         Raises:
-            TypeError: `max_plans` is no int.
-            ValueError: `token_ids` is another value than the above, or a number is out of bounds.
+            TypeError: `primes` is no int.
+            ValueError: `token_ids` or `primes` is another value than the above.
         """
         if token_ids not in (None, "vllm", "sglang"):
             raise ValueError(f"token_ids must be 'vllm', 'sglang' or None, got {token_ids!r}")
-        check_count("max_plans", max_plans)
-        if not retry_grace >= 0:
-            raise ValueError(f"retry_grace must be 0 or more, got {retry_grace}")
         metrics, primer = EngineMetrics(planner), Primer(planner, primes)
-        self._tracker = PlanTracker(planner, metrics, primer, max_plans=max_plans, retry_grace=retry_grace)
+        self._tracker = PlanTracker(planner, metrics, primer)
         self._writer = LinkWriter(
             self._tracker,
             planner,
@@ -106,7 +93,6 @@ class EngineLink:
             primer,
             cache_salt=cache_salt,
             token_ids=token_ids,
-            session_header=session_header,
         )
 
     def http_client(self, **options: Any) -> LinkClient:

@@ -9,12 +9,14 @@ from typing import Literal
 from warmprefix.fair_lru import FairLru
 from warmprefix.forks import fork_safe_lock
 from warmprefix.plan import ContextPlan
-from warmprefix_routing.hints import session_key
 
 __all__ = ["PLAN_HEADER", "PlanBook", "Sending", "SentPlan", "plan_in_context", "sending_now"]
 
 PLAN_HEADER = "x-warmprefix-plan"
 """Header that names a request's plan; a link removes it from every request."""
+
+_MAX_PLANS = 4_096
+"""Plans that are kept, and of them those that wait for another attempt; beyond it the oldest are dropped."""
 
 
 class SentPlan:
@@ -25,8 +27,6 @@ class SentPlan:
         self.plan: ContextPlan | None = plan
         """None once the plan is over: its texts are not kept."""
         self.cache_salt = plan.cache_salt
-        self.session = session_key(plan)
-        """Digest that names the conversation; None without one."""
         self.state: Literal["ready", "taken", "failed", "answered", "over"] = "ready"
         self.answer: object = None
         """When "answered": the commit to make if the block ends without an exception."""
@@ -48,8 +48,7 @@ class SentPlan:
 class PlanBook:
     """The plans that a link was given lately. Thread-safe; a finalizer may call it in the middle of any other call."""
 
-    def __init__(self, max_plans: int) -> None:
-        self._max_plans = max_plans
+    def __init__(self) -> None:
         self._sent: FairLru[str, SentPlan] = FairLru()
         self._failed: dict[str, SentPlan] = {}
         self._lock = fork_safe_lock()
@@ -61,7 +60,7 @@ class PlanBook:
             if sent is None:
                 sent = SentPlan(plan)
                 self._sent.put(plan.id, sent, plan.scope.tenant)
-                if len(self._sent) > self._max_plans:
+                if len(self._sent) > _MAX_PLANS:
                     self._sent.evict()
             return sent
 
@@ -96,7 +95,7 @@ class PlanBook:
             sent.state = "failed"
             sent.deadline = inf if sent.open_blocks else deadline
             self._failed[sent.id] = sent
-            if len(self._failed) <= self._max_plans:
+            if len(self._failed) <= _MAX_PLANS:
                 return None
             oldest = next(iter(self._failed.values()))
             plan = self.end(oldest)

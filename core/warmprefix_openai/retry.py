@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 
 __all__ = ["Retries", "is_transient", "may_pass", "retry_after", "status_of"]
@@ -14,38 +14,31 @@ __all__ = ["Retries", "is_transient", "may_pass", "retry_after", "status_of"]
 _TRANSIENT = frozenset({408, 409, 425, 429})
 """Statuses below 500 that another attempt may not meet."""
 
+_FIRST_SECONDS = 0.5
+"""Limit of the first wait."""
+
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """Exponential backoff with full jitter: each wait is drawn from zero to a limit that doubles.
-
-    >>> retries = Retries(random=lambda: 0.5)
-    >>> [retries.delay(failures, None) for failures in (1, 2, 3, 12)]
-    [0.25, 0.5, 1.0, 60.0]
+    """Exponential backoff with full jitter: each wait is drawn from zero to a limit that doubles, from 0.5 s on.
 
     Raises:
         TypeError: `count` is no int.
-        ValueError: `count` or a wait is negative, or `first` is above `longest`.
+        ValueError: `count` or `longest` is negative, or `longest` is not finite.
     """
 
     count: int = 4
     """Attempts after the first."""
-    first: float = 0.5
-    """Limit of the first wait, in seconds."""
     longest: float = 120.0
     """Limit of any wait in seconds, including a wait that the server asks for."""
-    random: Callable[[], float] = field(default=random.random, repr=False, compare=False)
-    """Source of numbers in [0, 1)."""
 
     def __post_init__(self) -> None:
         if isinstance(self.count, bool) or not isinstance(self.count, int):
             raise TypeError(f"count must be an int, got {type(self.count).__name__}")
         if self.count < 0:
             raise ValueError(f"count must be 0 or more, got {self.count}")
-        if not 0 <= self.first <= self.longest < math.inf:
-            raise ValueError(
-                f"first and longest must be finite, 0 or more, and first <= longest, got {self.first}, {self.longest}"
-            )
+        if not 0 <= self.longest < math.inf:
+            raise ValueError(f"longest must be finite, and 0 or more, got {self.longest}")
 
     def delay(self, failures: int, requested: float | None) -> float:
         """Return the seconds to wait after this many failures, 1 or more.
@@ -53,10 +46,11 @@ class Retries:
         `requested` is the server's `Retry-After`, or None. It gets the first wait's jitter on top, so that clients
         which were refused together do not return together.
         """
-        limit = min(self.longest, self.first * 2.0 ** min(failures - 1, 64))
+        limit = min(self.longest, _FIRST_SECONDS * 2.0 ** min(failures - 1, 64))
+        drawn = random.random()  # noqa: S311 - no secret
         if requested is None:
-            return self.random() * limit
-        return min(self.longest, requested + self.random() * self.first)
+            return drawn * limit
+        return min(self.longest, requested + drawn * _FIRST_SECONDS)
 
 
 def may_pass(error: Exception) -> bool:

@@ -35,6 +35,9 @@ _UNSENT = (
 
 _COMMITS = ("commit", "commit part")
 
+_GRACE_SECONDS = 30.0
+"""Time for a client to try again; the longest pause of the clients' own is 8 seconds, and they may queue."""
+
 _IDLE_SECONDS = 60.0
 """Time between two checks for overdue plans, while there are none."""
 
@@ -81,14 +84,11 @@ class PlanTracker:
     Thread-safe. Nothing that fails in here becomes a failure of a request. Memory is bounded.
     """
 
-    def __init__(
-        self, planner: ContextPlanner, metrics: EngineMetrics, primer: Primer, *, max_plans: int, retry_grace: float
-    ) -> None:
+    def __init__(self, planner: ContextPlanner, metrics: EngineMetrics, primer: Primer) -> None:
         self._planner = planner
         self._metrics = metrics
         self._primer = primer
-        self._retry_grace = retry_grace
-        self.book = PlanBook(max_plans)
+        self.book = PlanBook()
         self._counts: Counter[str] = Counter()
         self._settling: set[asyncio.Task[None]] = set()
         self._lock = fork_safe_lock()
@@ -176,7 +176,7 @@ class PlanTracker:
         may_be_retried = verdict.step == "fail"
         # The SDK does not retry a refusal, but its caller may fall back on another model or endpoint.
         if may_be_retried or (verdict.step == "abandon" and verdict.sent.is_sending):
-            grace = self._retry_grace + verdict.delay if may_be_retried else 0.0
+            grace = _GRACE_SECONDS + verdict.delay if may_be_retried else 0.0
             displaced = self.book.fail(verdict.sent, time.monotonic() + grace)
             self._watch()
             return None if displaced is None else Verdict(*displaced, "abandon")

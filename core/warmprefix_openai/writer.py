@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from warmprefix.plan import ContextPlan
@@ -47,7 +46,6 @@ class LinkWriter:
         *,
         cache_salt: bool,
         token_ids: TokenIds | None,
-        session_header: str | None,
     ) -> None:
         self.tracker = tracker
         self.primer = primer
@@ -58,7 +56,6 @@ class LinkWriter:
         self._isolation = profile.isolation
         self._cache_salt = cache_salt
         self._token_ids = token_ids
-        self._session_header = session_header
 
     def open(self, request: Any) -> Opening:
         """Find the request's plan, remove its header and add what the plan needs. Never raises."""
@@ -97,7 +94,7 @@ class LinkWriter:
             raise
 
     def _written(self, request: Any, asked: OutgoingRequest, sent: SentPlan, plan: ContextPlan | None) -> Opening:
-        # A request without a plan of its own still gets the salt and the session: they keep tenants apart.
+        # A request without a plan of its own still gets the salt, which keeps tenants apart.
         # Anthropic's own API, whose profiles have no isolation, refuses a field that vLLM takes on the same route.
         takes_salt = self._cache_salt and (asked.route != "messages" or self._isolation is not None)
         processors = [with_salt(sent.cache_salt if takes_salt else None, self._isolation or "cache_salt")]
@@ -110,14 +107,13 @@ class LinkWriter:
             if self.marker is not None and not is_refused:
                 optional["marks"] = with_marks(self.marker, plan.scope.tenant, plan)
         outgoing = prepared(asked, processors, optional)
-        header = {self._session_header: sent.session} if self._session_header and sent.session else {}
         if plan is None:
-            return _remade(request, outgoing.content, header), None
+            return _remade(request, outgoing.content), None
         attempt = self._refusals.attempt(outgoing, endpoint)
         exchange = Exchange(sent, plan, asked, attempt, marker=self.marker, on_error=self.tracker.degrade)
         primes = self.primer.requests(plan, outgoing.plain or outgoing)
         exchange.primes = tuple([self._refusals.attempt(prime, endpoint) for prime in primes])
-        return _remade(request, attempt.request.encode(), header), exchange
+        return _remade(request, attempt.request.encode()), exchange
 
 
 def _body_of(request: Any) -> Any:
@@ -133,12 +129,9 @@ def with_body(request: Any, outgoing: OutgoingRequest) -> Any:
     return _remade(request, outgoing.encode())
 
 
-def _remade(request: Any, content: bytes | None, added: Mapping[str, str] | None = None) -> Any:
-    """Return the request without the header of its plan, with this body, and with headers that it did not have."""
+def _remade(request: Any, content: bytes | None) -> Any:
+    """Return the request without the header of its plan, and with this body."""
     dropped = {PLAN_HEADER.encode()} if content is None else {PLAN_HEADER.encode(), b"content-length"}
     headers = [(name, value) for name, value in request.headers.raw if name.lower() not in dropped]
-    for name, value in (added or {}).items():
-        if name not in request.headers:
-            headers.append((name.encode(), value.encode()))
     body: dict[str, Any] = {"stream": request.stream} if content is None else {"content": content}
     return type(request)(request.method, request.url, headers=headers, extensions=request.extensions, **body)

@@ -48,10 +48,6 @@ WRONG: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "plan of headers": (lambda: link().headers("p"), TypeError, "plan must be a ContextPlan, got str"),  # type: ignore[arg-type]
     "plan of sending": (lambda: link().sending(None), TypeError, "plan must be a ContextPlan, got NoneType"),  # type: ignore[arg-type]
     "token_ids": (lambda: link(token_ids="tgi"), ValueError, "token_ids must be 'vllm', 'sglang' or None, got 'tgi'"),
-    "max_plans": (lambda: link(max_plans=0), ValueError, "max_plans must be 1 or more, got 0"),
-    "kind of max_plans": (lambda: link(max_plans="9"), TypeError, "max_plans must be an int, got str"),
-    "retry_grace": (lambda: link(retry_grace=-1.0), ValueError, "retry_grace must be 0 or more, got -1.0"),
-    "nan retry_grace": (lambda: link(retry_grace=float("nan")), ValueError, "retry_grace must be 0 or more, got nan"),
     "plan of messages": (lambda: messages_for(1, "Q?"), TypeError, "plan must be a ContextPlan, got int"),  # type: ignore[arg-type]
     "question": (lambda: messages_for(plan(), 1), TypeError, "question must be a str, got int"),  # type: ignore[arg-type]
     "preamble": (lambda: messages_for(plan(), "Q?", (), 1), TypeError, "preamble must be a str or None, got int"),  # type: ignore[arg-type]
@@ -68,11 +64,7 @@ WRONG: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "count": (lambda: Retries(count=-1), ValueError, "count must be 0 or more, got -1"),
     "kind of count": (lambda: Retries(count=1.5), TypeError, "count must be an int, got float"),  # type: ignore[arg-type]
     "true count": (lambda: Retries(count=True), TypeError, "count must be an int, got bool"),
-    "first": (
-        lambda: Retries(first=9, longest=1),
-        ValueError,
-        "first and longest must be finite, 0 or more, and first <= longest, got 9, 1",
-    ),
+    "longest": (lambda: Retries(longest=-1), ValueError, "longest must be finite, and 0 or more, got -1"),
     "client": (
         lambda: ChatAsker("http://"),  # type: ignore[arg-type]
         TypeError,

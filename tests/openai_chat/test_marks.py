@@ -115,11 +115,12 @@ def test_within_a_block_the_request_that_is_answered_has_the_plan(
 
 
 def test_within_a_block_a_failure_waits_as_long_as_the_block(
-    scripted: Any, planner: Any, blocks: Any, reply: Any
+    scripted: Any, planner: Any, blocks: Any, reply: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("warmprefix_openai.tracker._GRACE_SECONDS", 0.0)
     answer = scripted.script[0]
     plan = planner.plan(blocks)
-    with EngineLink(planner, retry_grace=0) as link, link.http_client() as client, link.sending(plan):
+    with EngineLink(planner) as link, link.http_client() as client, link.sending(plan):
         url, body = f"{scripted.base_url}/chat/completions", {"messages": prompt_of(plan)}
         scripted.script.extendleft([reply([], 503)])
         client.post(url, json=body)
@@ -204,8 +205,11 @@ def test_unknown_plans_pass(caller: Any, scripted: Any, planner: Any, blocks: An
     assert other.stats().open_plans == 2
 
 
-def test_the_number_of_plans_is_bounded(planner: Any, scripted: Any, blocks: Any) -> None:
-    with EngineLink(planner, max_plans=2) as link, link.http_client() as client:
+def test_the_number_of_plans_is_bounded(
+    planner: Any, scripted: Any, blocks: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("warmprefix_openai.plans._MAX_PLANS", 2)
+    with EngineLink(planner) as link, link.http_client() as client:
         headers = [link.headers(planner.plan(blocks)) for _ in range(3)]
         url = f"{scripted.base_url}/chat/completions"
         for header in headers:
@@ -233,30 +237,9 @@ def test_other_routes_keep_their_bodies(caller: Any, scripted: Any, planner: Any
     assert caller.link.stats().unmatched == 1
 
 
-def test_a_session_is_named_by_a_digest(scripted: Any, planner: Any, blocks: Any) -> None:
-    with EngineLink(planner, session_header="X-Session-ID") as link, link.http_client() as client:
-        sessions = []
-        for tenant, conversation, own in (
-            ("acme", "chat-42", None), ("acme", "chat-42", None), ("acme", "chat-43", None), ("other", "chat-42", None),
-            (None, "chat-42", None), ("acme", None, None), ("acme", "chat-42", "mine"),
-        ):  # fmt: skip
-            plan = planner.plan(blocks, tenant=tenant, conversation=conversation)
-            headers = {**link.headers(plan), **({"x-session-id": own} if own else {})}
-            client.post(f"{scripted.base_url}/chat/completions", headers=headers, json={"messages": []})
-            seen = scripted.seen[-1]
-            sessions.append(seen.headers.get("x-session-id"))
-            sent = seen.content + str(seen.headers).encode()
-            assert b"acme" not in sent
-            assert b"chat-4" not in sent
-    assert sessions[0] == sessions[1]
-    assert len(set(sessions[:5])) == 4
-    assert all(len(session) == 32 for session in sessions[:5])
-    assert sessions[5:] == [None, "mine"]
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
-    [({"token_ids": "tgi"}, "token_ids"), ({"max_plans": 0}, "max_plans"), ({"retry_grace": -1.0}, "retry_grace")],
+    [({"token_ids": "tgi"}, "token_ids"), ({"primes": 3}, "primes")],
 )
 def test_other_values_are_named(planner: Any, wrong: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -112,9 +112,11 @@ def test_an_error_abandons_if_clients_do_not_retry_it(
 
 
 def test_a_failure_waits_for_another_attempt_for_the_grace_period(
-    scripted: Any, planner: Any, blocks: Any, reply: Any, is_async: bool, completion: Any
-) -> None:
-    with EngineLink(planner, retry_grace=0.05) as link:
+    scripted: Any, planner: Any, blocks: Any, reply: Any, is_async: bool, completion: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("warmprefix_openai.tracker._GRACE_SECONDS", 0.05)
+    with EngineLink(planner) as link:
         ask = asker(link, scripted.base_url, is_async=is_async)
         scripted.script.append(reply([], 503))
         plan = planner.plan(blocks)
@@ -132,10 +134,11 @@ def test_a_failure_waits_for_another_attempt_for_the_grace_period(
 
 
 def test_the_number_of_waiting_plans_is_bounded(
-    planner: Any, scripted: Any, blocks: Any, reply: Any, is_async: bool
+    planner: Any, scripted: Any, blocks: Any, reply: Any, is_async: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("warmprefix_openai.plans._MAX_PLANS", 2)
     scripted.script.append(reply([], 503))
-    with EngineLink(planner, max_plans=2) as link:
+    with EngineLink(planner) as link:
         ask = asker(link, scripted.base_url, is_async=is_async)
         plans = [planner.plan(blocks) for _ in range(5)]
         for number, plan in enumerate(plans, 1):

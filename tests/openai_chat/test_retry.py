@@ -15,18 +15,20 @@ from warmprefix_openai.completion import EngineFailedError
 from warmprefix_openai.retry import retry_after
 
 
-def test_waits_are_drawn_from_a_doubling_range_and_follow_the_server() -> None:
-    least, most = Retries(random=lambda: 0.0), Retries(random=lambda: 1.0)
-    assert [least.delay(n, None) for n in (1, 5, 5000)] == [0, 0, 0]
-    assert [most.delay(n, None) for n in (1, 2, 3, 8, 5000)] == [0.5, 1, 2, 64, 120]
-    assert (least.delay(1, 7.0), most.delay(4, 7.0), most.delay(1, 3600.0)) == (7.0, 7.5, 120.0)
-    retries = Retries(count=9, first=1.0, longest=5.0, random=lambda: 1.0)
-    assert [retries.delay(failures, None) for failures in (1, 2, 3, 4, 900)] == [1.0, 2.0, 4.0, 5.0, 5.0]
-    assert [retries.delay(1, requested) for requested in (0.0, 3.0, 600.0)] == [1.0, 4.0, 5.0]
+def test_waits_are_drawn_from_a_doubling_range_and_follow_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    retries, short = Retries(), Retries(count=9, longest=5.0)
+    monkeypatch.setattr("random.random", lambda: 0.0)
+    assert [retries.delay(n, None) for n in (1, 5, 5000)] == [0, 0, 0]
+    assert retries.delay(1, 7.0) == 7.0
+    monkeypatch.setattr("random.random", lambda: 1.0)
+    assert [retries.delay(n, None) for n in (1, 2, 3, 8, 5000)] == [0.5, 1, 2, 64, 120]
+    assert [retries.delay(4, 7.0), retries.delay(1, 3600.0)] == [7.5, 120.0]
+    assert [short.delay(failures, None) for failures in (1, 2, 3, 4, 5, 900)] == [0.5, 1.0, 2.0, 4.0, 5.0, 5.0]
+    assert [short.delay(1, requested) for requested in (0.0, 3.0, 600.0)] == [0.5, 3.5, 5.0]
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"count": -1}, {"first": -1.0}, {"first": 600.0}, {"longest": float("inf")}, {"first": 2, "longest": 1}]
+    "wrong", [{"count": -1}, {"longest": -1.0}, {"longest": float("inf")}, {"longest": float("nan")}]
 )
 def test_waits_are_finite_and_ordered(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="must be"):
@@ -96,7 +98,7 @@ async def test_a_call_is_repeated_until_it_succeeds_or_no_attempt_is_left(failin
             raise BrokenStreamError(str(calls))
         return "answer"
 
-    retries = Retries(count=3, first=0.0)
+    retries = Retries(count=3, longest=0.0)
     if failing <= 3:
         assert await ask_with_retries(ask, retries, on_retry=reported.append) == ("answer", failing + 1)
     else:
@@ -112,4 +114,4 @@ async def test_other_exceptions_are_raised_as_they_are(error: BaseException) -> 
         raise error
 
     with pytest.raises(type(error)):
-        await ask_with_retries(ask, Retries(first=0.0))
+        await ask_with_retries(ask, Retries(longest=0.0))

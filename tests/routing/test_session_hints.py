@@ -212,7 +212,7 @@ def test_hints_and_a_link_agree(recording: RecordingRouter, planner: ContextPlan
     """The link's header has the same session, and its cache_salt does not conflict with Dynamo's."""
     plan = planner.plan(["The sea is deep."], conversation="chat-42", placement="tail", tenant="acme")
     added = SessionHints("dynamo").for_plan(plan, priority=1)
-    with EngineLink(planner, session_header="x-linked") as link:
+    with EngineLink(planner) as link:
         client = openai.OpenAI(
             base_url=recording.base_url, api_key="none", max_retries=0, http_client=link.http_client()
         )
@@ -224,6 +224,6 @@ def test_hints_and_a_link_agree(recording: RecordingRouter, planner: ContextPlan
                 extra_body=added.extra_body,
             )
     seen = recording.seen[-1]
-    assert seen.headers["x-linked"] == seen.headers["x-dynamo-session-id"] == session_key(plan)
+    assert seen.headers["x-dynamo-session-id"] == session_key(plan)
     assert seen.body["cache_salt"] == seen.body["nvext"]["cache_salt"] == plan.cache_salt
     assert planner.stats().commits == 1

@@ -10,7 +10,6 @@ from hashlib import blake2b
 from typing import Literal, NamedTuple
 
 from warmprefix.cache_profiles import CacheProfile, MarkRules, as_profile
-from warmprefix.errors import check_count
 from warmprefix.forks import fork_safe_lock
 from warmprefix_requests.marks.choice import MarkCandidate, chosen_marks
 from warmprefix_requests.marks.returns import ANSWER_SECONDS, PrefixRecord, ReturnRates
@@ -22,6 +21,7 @@ PartKind = Literal["tools", "system", "inner", "past", "end"]
 _CAUTION = 1.08
 """What a write is taken to cost more than it does, because the best of many estimates is too good on average."""
 _MOST_SCOPES = 1_024
+_MOST_PREFIXES = 32_768
 _TOLERANCE = 0.03
 """Share by which token counts of this library and of the API may differ."""
 _SCALE_STEP = 0.2
@@ -104,11 +104,9 @@ class MarkPlanner:
         profile: A profile with marks, or its name.
         count_tokens: Counter of the tokens of a part; it need not be exact, because reports calibrate it.
         clock: Seconds; a time before the latest one counts as the latest one.
-        max_prefixes: Most prefixes that are remembered.
 
     Raises:
-        TypeError: `max_prefixes` is no int.
-        ValueError: The profile has no marks, or `max_prefixes` is below 1.
+        ValueError: The profile has no marks.
     """
 
     def __init__(
@@ -117,17 +115,14 @@ class MarkPlanner:
         *,
         count_tokens: Callable[[str], int],
         clock: Callable[[], float] = time.monotonic,
-        max_prefixes: int = 32_768,
     ) -> None:
         self.profile = as_profile(profile)
         if self.profile.marks is None:
             raise ValueError(f"profile must be one with marks, got {self.profile.name}")
-        check_count("max_prefixes", max_prefixes)
         self.rules: MarkRules = self.profile.marks
         """The rules of the profile."""
         self._count_tokens = count_tokens
         self._clock = clock
-        self._max_prefixes = max_prefixes
         self._now = float("-inf")
         self._scopes: OrderedDict[Hashable, _Scope] = OrderedDict()
         self._prefixes: OrderedDict[bytes, PrefixRecord] = OrderedDict()
@@ -211,7 +206,7 @@ class MarkPlanner:
             learned.rates.visit(record, part.kind, part.depth, now)
             keys.append(key)
             records.append(record)
-        while len(self._prefixes) > max(self._max_prefixes, len(keys)):
+        while len(self._prefixes) > max(_MOST_PREFIXES, len(keys)):
             self._prefixes.popitem(last=False)
         return keys, records
 

@@ -71,11 +71,10 @@ class CacheMarker:
         profile: A profile with marks, or its name: `"anthropic"`, `"openai"` or `"bedrock"`.
         tokenizer: Counts the tokens of parts, as in `ContextPlanner`; None for the estimate.
         clock: Seconds.
-        max_prefixes: Most prefixes that are remembered.
 
     Raises:
         TypeError: An argument has another type than the above.
-        ValueError: The profile is unknown or has no marks, or `max_prefixes` is below 1.
+        ValueError: The profile is unknown or has no marks.
     """
 
     def __init__(
@@ -84,9 +83,8 @@ class CacheMarker:
         *,
         tokenizer: object = None,
         clock: Callable[[], float] = time.monotonic,
-        max_prefixes: int = 32_768,
     ) -> None:
-        self._planner = MarkPlanner(profile, count_tokens=as_counter(tokenizer), clock=clock, max_prefixes=max_prefixes)
+        self._planner = MarkPlanner(profile, count_tokens=as_counter(tokenizer), clock=clock)
         self._counts: Counter[str] = Counter()
         self._lock = fork_safe_lock()
 

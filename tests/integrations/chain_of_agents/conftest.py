@@ -83,7 +83,7 @@ def _team(
 ) -> Team:
     names = [f"w{number}" for number in range(workers)]
     engines = {name: start_engine() for name in (*names, "manager")}
-    options.setdefault("retries", Retries(count=1, first=0.0))
+    options.setdefault("retries", Retries(count=1, longest=0.0))
     chain = ChainOfAgents(
         [Worker(name, connect(engines[name].base_url), engines[name].model) for name in names],
         Manager(connect(engines["manager"].base_url), engines["manager"].model),

@@ -26,7 +26,12 @@ from warmprefix_chain_of_agents import (
 from warmprefix_openai import Retries
 
 QUESTION = "Which fact is worth a mention?"
-AT_ONCE = Retries(count=2, first=0.0)
+AT_ONCE = Retries(count=2)
+
+
+@pytest.fixture(autouse=True)
+def _no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("warmprefix_openai.retry._FIRST_SECONDS", 0.0)
 
 
 def read_by(answer: Any) -> dict[str, list[str]]:
@@ -451,7 +456,7 @@ def test_a_clients_own_time_outs_hold_too(start_engine: Any, connect: Any) -> No
 def test_the_clients_own_retries_are_off(start_faulty: Any, faults: Any, documents: Any) -> None:
     server = start_faulty(faults.status(429))
     with OpenAI(base_url=server.base_url, api_key="none", max_retries=5) as client:
-        chain = ChainOfAgents([Worker("w", client, "m")], Manager(client, "m"), retries=Retries(count=1, first=0.0))
+        chain = ChainOfAgents([Worker("w", client, "m")], Manager(client, "m"), retries=Retries(count=1, longest=0.0))
         with pytest.raises(WorkersFailedError) as failed:
             chain.run(QUESTION, documents(1))
     assert isinstance(failed.value.__cause__, RateLimitError)

@@ -80,7 +80,7 @@ class World:
             planner=self.planner,
             memory=self.memory,
             mode=turn.mode,
-            retries=Retries(count=1, first=0.0),
+            retries=Retries(count=1, longest=0.0),
             recovery=0.0,
             max_chat_tokens=900,
         )

@@ -148,7 +148,7 @@ def test_text_that_was_streamed_is_not_streamed_again(
     broken = faults.deltas({"role": "assistant", "content": "Half an"}, end=None)
     for streaming in (True, False):
         client = connect(start_faulty(faults.text("A unit."), broken, faults.text("A whole answer.")))
-        chain = ChainOfAgents([Worker("w", client, "m")], Manager(client, "m"), retries=Retries(first=0.0))
+        chain = ChainOfAgents([Worker("w", client, "m")], Manager(client, "m"), retries=Retries(longest=0.0))
         if streaming:
             with pytest.raises(ManagerError, match="the stream ended before the answer did"):
                 list(chain.stream(QUESTION, documents(1)))

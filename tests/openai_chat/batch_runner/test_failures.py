@@ -25,7 +25,7 @@ from warmprefix_tools.emulator import EmulatorConfig
 Plan = Callable[..., BatchPlan]
 MakeRequests = Callable[..., list[BatchRequest]]
 MODEL = EmulatorConfig().model
-AT_ONCE = Retries(count=3, first=0.0)
+AT_ONCE = Retries(count=3, longest=0.0)
 
 
 async def collected(run: Any) -> dict[str, BatchResult]:
@@ -129,16 +129,15 @@ async def test_when_warmers_fail_the_next_one_warms(
 
 
 async def test_a_warmer_that_breaks_off_after_its_first_token_has_warmed(
-    plan: Plan, requests: MakeRequests, start_engine: Any, fault: Any
+    plan: Plan, requests: MakeRequests, start_engine: Any, fault: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("warmprefix_openai.retry._FIRST_SECONDS", 5.0)
     engine = start_engine(EmulatorConfig(kv_blocks=8_192, base_ttft_ms=5, decode_rate=1000))
     batch = plan(requests(1, 4))
     first = batch.requests[0].id
     engine.fault = lambda id, n: fault("break", chunks=3) if id == first else None
     async with openai.AsyncOpenAI(base_url=engine.base_url, api_key="none") as client:
-        results = await collected(
-            BatchRunner(batch).run(client, MODEL, retries=Retries(1, first=5, longest=5), max_tokens=4)
-        )
+        results = await collected(BatchRunner(batch).run(client, MODEL, retries=Retries(1), max_tokens=4))
     assert results[first].error is not None
     assert all(engine.when("over", planned.id) < engine.when("came", first) for planned in batch.requests[1:])
 

@@ -21,7 +21,7 @@ from warmprefix_tools.emulator import EmulatorConfig
 Plan = Callable[..., BatchPlan]
 MakeRequests = Callable[..., list[BatchRequest]]
 MODEL = EmulatorConfig().model
-ONCE = Retries(count=1, first=0.0)
+ONCE = Retries(count=1, longest=0.0)
 
 
 @pytest.fixture
