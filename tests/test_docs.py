@@ -14,8 +14,8 @@ import pytest
 from openai import OpenAI
 
 from warmprefix import ContextBlock
-from warmprefix.traces import TraceRecorder
 from warmprefix_gateway import GatewayOptions
+from warmprefix_telemetry.trace_recorder import TraceRecorder
 from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer
 from warmprefix_tools.traces.reader import read_trace
 

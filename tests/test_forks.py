@@ -30,7 +30,7 @@ from warmprefix_routing import AgentRouter, ReplicaRouter
 from warmprefix.stores import MemorySeenStore
 from warmprefix_redis import GuardedStore
 from warmprefix.telemetry import LatencyHistogram
-from warmprefix.traces import TraceRecorder
+from warmprefix_telemetry.trace_recorder import TraceRecorder
 
 DOCUMENTS = [ContextBlock(f"Document {i}: " + "word " * 90) for i in range(60)]
 NUMBERS = itertools.count()

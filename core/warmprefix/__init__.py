@@ -2,7 +2,8 @@
 
 The rest of the public names are in packages: `warmprefix.batch`, `errors`, `history`, `order_sharing`, `ordering`,
 `prefix`, `residency`, `stores`, `telemetry` and `traces`. Packages of their own talk to servers and change requests:
-`warmprefix_redis`, `warmprefix_openai`, `warmprefix_requests`, `warmprefix_routing` and `warmprefix_kv_events`.
+`warmprefix_redis`, `warmprefix_openai`, `warmprefix_requests`, `warmprefix_routing`, `warmprefix_kv_events` and
+`warmprefix_telemetry`.
 """
 
 from warmprefix.annotate import Templates

@@ -2,7 +2,8 @@
 
 A package names what it brings in its metadata. The groups are `warmprefix.urls` (by scheme: a function of a URL and
 settings that returns arguments of `ContextPlanner`, such as a store, a feed or a tokenizer), `warmprefix.policies` and
-`warmprefix.batch_planners` (by name: a function that makes one, which takes the device for a batch planner).
+`warmprefix.batch_planners` (by name: a function that makes one, which takes the device for a batch planner), and
+`warmprefix.recorders` (`file`: a function of a path, and True to write texts, that returns a recorder).
 """
 
 from __future__ import annotations

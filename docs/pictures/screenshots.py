@@ -25,8 +25,8 @@ from PIL import Image
 
 from planted_reader import PlantedReader
 from warmprefix import ContextBlock
-from warmprefix.traces import TraceRecorder
 from warmprefix_gateway import GatewayOptions, GatewayServer
+from warmprefix_telemetry.trace_recorder import TraceRecorder
 from warmprefix_tools.demo.corpus import read_standard_library
 from warmprefix_tools.demo.questions import ask
 from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer

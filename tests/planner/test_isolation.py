@@ -23,7 +23,7 @@ from redis_servers import Server, wait_until
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner, EngineReport, Scope
 from warmprefix.batch.plan import BatchPlan, BatchRequest
 from warmprefix.order_sharing import LearnedOrder, NoSharing, OrderSharing
-from warmprefix.planner.planner import Planning
+from warmprefix.planner.planner import PlanningContext
 from warmprefix.residency import FeedStats, ResidencyTarget
 from warmprefix.stores import (
     Abandon,
@@ -241,7 +241,7 @@ def planning(world: World, loot: Loot, me: Conversation) -> object:
     return results
 
 
-@tries((Planning, "__aenter__"))
+@tries((PlanningContext, "__aenter__"))
 async def planning_in_a_task(world: World, loot: Loot, me: Conversation) -> object:
     async with world.attackers.planning(
         loot.blocks, conversation=VICTIM.id, placement="tail", tenant=me.tenant

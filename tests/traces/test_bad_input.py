@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from warmprefix.traces import TraceRecorder
+from warmprefix_telemetry.trace_recorder import TraceRecorder
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from warmprefix.errors import TraceError
-from warmprefix.traces import TraceRecorder, recorded_files
+from warmprefix_telemetry.trace_files import recorded_files
+from warmprefix_telemetry.trace_recorder import TraceRecorder
 from warmprefix_tools.traces.reader import read_trace
 
 posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX")
@@ -113,7 +114,7 @@ def test_requests_after_close_are_only_counted(tmp_path: Path, name: str) -> Non
 @EITHER_FORMAT
 def test_an_unclosed_recorder_is_closed_at_exit(tmp_path: Path, name: str) -> None:
     run(
-        "import sys, warmprefix.traces; r = warmprefix.traces.TraceRecorder(sys.argv[1]); r.record(['a'])",
+        "import sys, warmprefix_telemetry.trace_recorder as t; r = t.TraceRecorder(sys.argv[1]); r.record(['a'])",
         tmp_path / name,
     )
     data = (tmp_path / name).read_bytes()
@@ -127,8 +128,8 @@ def test_an_unclosed_recorder_is_closed_at_exit(tmp_path: Path, name: str) -> No
 @EITHER_FORMAT
 def test_a_killed_process_leaves_every_recorded_request(tmp_path: Path, name: str) -> None:
     script = """
-        import sys, warmprefix
-        planner = warmprefix.ContextPlanner(recorder=warmprefix.traces.TraceRecorder(sys.argv[1]))
+        import sys, warmprefix, warmprefix_telemetry.trace_recorder
+        planner = warmprefix.ContextPlanner(recorder=warmprefix_telemetry.trace_recorder.TraceRecorder(sys.argv[1]))
         n = 0
         while True:
             planner.plan([f"text {n} {i}" for i in range(n % 40)], conversation=str(n % 7))
@@ -191,9 +192,9 @@ def test_a_disk_that_fills_up_leaves_whole_requests(
     """The size limit cuts a line in the middle; the recorder removes the partial line."""
     done = run(
         """
-        import resource, sys, warmprefix
+        import resource, sys, warmprefix, warmprefix_telemetry.trace_recorder
         resource.setrlimit(resource.RLIMIT_FSIZE, (10_001, 10_001))
-        recorder = warmprefix.traces.TraceRecorder(sys.argv[1])
+        recorder = warmprefix_telemetry.trace_recorder.TraceRecorder(sys.argv[1])
         for n in range(1000):
             recorder.record([f"text {n} {i}" for i in range(7)])
         recorder.close()
@@ -261,13 +262,13 @@ def test_an_interrupt_reaches_the_caller_and_ends_the_recording() -> None:
 def test_an_interrupt_while_writing_leaves_a_whole_file(tmp_path: Path, name: str) -> None:
     """A timer's signal raises exceptions at arbitrary places in `record`."""
     script = """
-        import signal, sys, warmprefix
+        import signal, sys, warmprefix, warmprefix_telemetry.trace_recorder
         class Alarm(BaseException): pass
         def ring(number, frame): raise Alarm
         signal.signal(signal.SIGALRM, ring)
         recorders = []
         for n in range(60):
-            recorder = warmprefix.traces.TraceRecorder(sys.argv[1])
+            recorder = warmprefix_telemetry.trace_recorder.TraceRecorder(sys.argv[1])
             recorders.append(recorder)
             try:
                 signal.setitimer(signal.ITIMER_REAL, 0.0005 + n * 0.0001)
@@ -295,8 +296,8 @@ def test_an_interrupt_while_writing_leaves_a_whole_file(tmp_path: Path, name: st
 def test_a_forked_process_writes_its_own_file(tmp_path: Path, name: str) -> None:
     done = run(
         """
-        import os, sys, warmprefix
-        recorder = warmprefix.traces.TraceRecorder(sys.argv[1])
+        import os, sys, warmprefix, warmprefix_telemetry.trace_recorder
+        recorder = warmprefix_telemetry.trace_recorder.TraceRecorder(sys.argv[1])
         recorder.record(["before"])
         child = os.fork()
         if child == 0:
@@ -319,8 +320,8 @@ def test_a_forked_process_writes_its_own_file(tmp_path: Path, name: str) -> None
 def test_a_process_forked_while_another_thread_records_does_not_wait_for_it(tmp_path: Path) -> None:
     done = run(
         """
-        import os, sys, warmprefix
-        recorder = warmprefix.traces.TraceRecorder(sys.argv[1])
+        import os, sys, warmprefix, warmprefix_telemetry.trace_recorder
+        recorder = warmprefix_telemetry.trace_recorder.TraceRecorder(sys.argv[1])
         recorder._lock.acquire()  # as by a thread that the child does not have
         child = os.fork()
         if child == 0:
@@ -339,8 +340,8 @@ def test_a_process_forked_while_another_thread_records_does_not_wait_for_it(tmp_
 def test_a_forked_process_writes_nothing_to_its_parents_stream() -> None:
     done = run(
         """
-        import os, sys, warmprefix
-        recorder = warmprefix.traces.TraceRecorder(sys.stdout)
+        import os, sys, warmprefix, warmprefix_telemetry.trace_recorder
+        recorder = warmprefix_telemetry.trace_recorder.TraceRecorder(sys.stdout)
         recorder.record(["parent"])
         child = os.fork()
         if child == 0:
@@ -356,8 +357,8 @@ def test_a_forked_process_writes_nothing_to_its_parents_stream() -> None:
 
 def test_concurrent_processes_each_write_their_own_file(tmp_path: Path) -> None:
     script = """
-        import sys, time, warmprefix
-        recorder = warmprefix.traces.TraceRecorder(sys.argv[1])
+        import sys, time, warmprefix, warmprefix_telemetry.trace_recorder
+        recorder = warmprefix_telemetry.trace_recorder.TraceRecorder(sys.argv[1])
         time.sleep(max(0, float(sys.argv[2]) - time.time()))
         for n in range(50):
             recorder.record([f"text {n}"])

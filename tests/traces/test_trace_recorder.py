@@ -17,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warmprefix import ContextBlock, ContextPlanner
-from warmprefix.traces import RECORD_PATH_VARIABLE, RECORD_TEXT_VARIABLE, NoRecorder, RequestRecorder, TraceRecorder
+from warmprefix.traces import RECORD_PATH_VARIABLE, RECORD_TEXT_VARIABLE, NoRecorder, RequestRecorder
+from warmprefix_telemetry.trace_recorder import TraceRecorder
 from warmprefix_tools.traces.reader import read_trace
 from warmprefix_tools.traces.trace import BlockId, Trace
 

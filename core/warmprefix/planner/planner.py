@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from warmprefix.batch.planners import Device
     from warmprefix.batch.session import Requests
 
-__all__ = ["Blocks", "ContextPlanner", "Planning"]
+__all__ = ["Blocks", "ContextPlanner", "PlanningContext"]
 
 Blocks: TypeAlias = "Iterable[ContextBlock | str]"
 """Context blocks in relevance order. A string is a block without an id."""
@@ -165,12 +165,12 @@ class ContextPlanner:
             record = None if draft.key is None else await self._conversations.aprepare(draft)
             return self._requests.arrange(draft, record, began)
 
-    def planning(self, blocks: Blocks, **options: Unpack[PlanOptions]) -> Planning:
+    def planning(self, blocks: Blocks, **options: Unpack[PlanOptions]) -> PlanningContext:
         """Return a context, for `with` or `async with`, that plans, then commits at its end or abandons on an error.
 
         Cancellation abandons the plan or its commit.
         """
-        return Planning(self, blocks, options)
+        return PlanningContext(self, blocks, options)
 
     def queued(self, blocks: Blocks, **scope: Unpack[ScopeOptions]) -> QueuedRequest:
         """Announce a request that waits to be planned, so that requests before it leave a prefix it can share.
@@ -344,7 +344,7 @@ class ContextPlanner:
         await self._conversations.aclose()
 
 
-class Planning:
+class PlanningContext:
     """A context that plans when it begins, and commits or abandons the plan when it ends."""
 
     __slots__ = ("_blocks", "_options", "_plan", "_planner")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from warmprefix.errors import MissingExtraError, TraceError
-from warmprefix.traces import MAX_TRACE_TOKENS, RECORDED_FIELD
+from warmprefix_telemetry.trace_format import MAX_TRACE_TOKENS, RECORDED_FIELD
 from warmprefix_tools.inputs import InputError, opened
 from warmprefix_tools.traces.trace import BlockId, Trace, TraceRequest
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from types import FrameType
 
 from warmprefix.errors import TraceError
-from warmprefix.traces import RECORD_PATH_VARIABLE, RECORD_TEXT_VARIABLE, recorded_files
+from warmprefix.traces import RECORD_PATH_VARIABLE, RECORD_TEXT_VARIABLE
+from warmprefix_telemetry.trace_files import recorded_files
 from warmprefix_tools.traces.reader import read_trace
 
 __all__ = ["run_recorded"]

@@ -11,8 +11,8 @@ from typing import TextIO
 
 from warmprefix.blocks import ContextBlock, as_blocks
 from warmprefix.forks import fork_safe_lock, in_each_process
-from warmprefix.traces.format import MAX_TRACE_TOKENS, RequestLines, RequestScope
-from warmprefix.traces.trace_files import StreamSink, TraceFile
+from warmprefix_telemetry.trace_files import StreamSink, TraceFile
+from warmprefix_telemetry.trace_format import MAX_TRACE_TOKENS, RequestLines, RequestScope
 
 __all__ = ["TraceRecorder", "environment_recorder"]
 

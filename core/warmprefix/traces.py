@@ -1,4 +1,7 @@
-"""The contract of recorders, and the recorder that the environment asks for."""
+"""The contract of recorders, and the recorder that the environment asks for.
+
+`warmprefix_telemetry` brings the recorder that writes trace files.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 from warmprefix.blocks import ContextBlock
+from warmprefix.extensions import extension
 
 __all__ = ["RECORD_PATH_VARIABLE", "RECORD_TEXT_VARIABLE", "NoRecorder", "RequestRecorder", "recorder_from_environment"]
 
@@ -53,6 +57,8 @@ def recorder_from_environment() -> RequestRecorder | None:
     path = os.environ.get(RECORD_PATH_VARIABLE)
     if not path:
         return None
-    from warmprefix.traces.recorder import environment_recorder
-
-    return environment_recorder(path, os.environ.get(RECORD_TEXT_VARIABLE) == "1")
+    open_trace = extension("warmprefix.recorders", "file")
+    recorder: RequestRecorder | None = None
+    if open_trace is not None:
+        recorder = open_trace(path, os.environ.get(RECORD_TEXT_VARIABLE) == "1")
+    return recorder
