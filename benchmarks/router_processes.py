@@ -139,9 +139,9 @@ class PublishingCache(PrefixCache):
         super().__init__(num_blocks, block_size)
         self._pool = PublishingPool(num_blocks, self.publisher)
 
-    def _hash_full_blocks(self, sequence: KvSequence) -> None:
+    def _store(self, sequence: KvSequence) -> None:
         parent, tail = sequence.parent_hash, list(sequence.tail)
-        super()._hash_full_blocks(sequence)
+        super()._store(sequence)
         hashes = [number_of(key) for key in chained_hashes(parent, tail, self.block_size)]
         if hashes:
             before = None if parent == root_hash(None) else number_of(parent)

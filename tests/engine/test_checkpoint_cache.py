@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.tools.kv_integrity import check_blocks
 
 from vllm_server import FOLDER, RECIPE, EngineUnavailableError, model_folder, prepare
 from warmprefix.cache_profiles import Checkpoints
@@ -85,7 +86,7 @@ def hits_of_cache(workload: Workload) -> list[int]:
         for _ in range(request["answer_tokens"] - 1):  # the last token is never fed back
             cache.append(sequence, ANSWER_TOKEN)
         cache.free(sequence)
-        cache.check_integrity()
+        check_blocks(cache)
         hits.append(sequence.cached_tokens)
     return hits
 

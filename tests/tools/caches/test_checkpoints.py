@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.tools.kv_integrity import check_blocks
 
 from warmprefix.cache_profiles import Checkpoints
 from warmprefix_tools.caches import CheckpointCache, CheckpointLayout, MarkedPrompt, serve
 from warmprefix_tools.caches.checkpoints import CheckpointSequence
-from warmprefix_tools.caches.simulated import BlockCache
 
 WINDOW = CheckpointLayout(Checkpoints(128), window=512)
 RECURRENT = CheckpointLayout(Checkpoints(528))
@@ -17,7 +17,7 @@ RECURRENT_WITH_UNIT = CheckpointLayout(Checkpoints(528, 16))
 
 
 def hits(layout: CheckpointLayout, *prompts: list[int], kv_blocks: int = 5_000) -> list[int]:
-    cache = BlockCache(CheckpointCache(kv_blocks, layout))
+    cache = CheckpointCache(kv_blocks, layout)
     return [serve(cache, MarkedPrompt(prompt)).read for prompt in prompts]
 
 
@@ -67,7 +67,7 @@ def test_answers_are_cached_with_the_prompt() -> None:
 
 
 def hits_in(cache: CheckpointCache, *prompts: list[int]) -> list[int]:
-    return [serve(BlockCache(cache), MarkedPrompt(prompt)).read for prompt in prompts]
+    return [serve(cache, MarkedPrompt(prompt)).read for prompt in prompts]
 
 
 class OneCheckpoint:
@@ -129,22 +129,22 @@ def test_running_requests_never_lack_blocks(
             run_to_end(cache, sequence, answer)
     for sequence, _ in running:
         cache.store(sequence)
-        cache.check_integrity()
+        check_blocks(cache)
     for sequence, answer in running:
         for token in range(answer):
             cache.append(sequence, token)
-        cache.check_integrity()
+        check_blocks(cache)
         cache.free(sequence)
     assert cache.usage == cache.num_sequences == 0
     assert cache.reset()
-    cache.check_integrity()
+    check_blocks(cache)
 
 
 def run_to_end(cache: CheckpointCache, sequence: CheckpointSequence, answer: int) -> None:
     cache.store(sequence)
     for token in range(answer):
         cache.append(sequence, token)
-    cache.check_integrity()
+    check_blocks(cache)
     cache.free(sequence)
 
 

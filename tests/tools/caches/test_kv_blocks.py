@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.tools.kv_integrity import check_blocks
 
 from warmprefix_tools.caches.kv_blocks import KvSequence, PrefixCache
 
@@ -13,7 +14,7 @@ def serve(cache: PrefixCache, prompt: list[int], generated: list[int] | None = N
     """Run one request to its end, and return the number of cached tokens."""
     sequence = running(cache, prompt, generated, salt)
     cache.free(sequence)
-    cache.check_integrity()
+    check_blocks(cache)
     return sequence.cached_tokens
 
 
@@ -25,7 +26,7 @@ def running(
     cache.store(sequence)
     for token in generated or []:
         cache.append(sequence, token)
-    cache.check_integrity()
+    check_blocks(cache)
     return sequence
 
 
@@ -71,7 +72,7 @@ def test_equal_blocks_computed_at_the_same_time_are_not_merged() -> None:
     assert second is not None
     cache.store(first)
     cache.store(second)
-    cache.check_integrity()
+    check_blocks(cache)
     assert cache.usage == 1
     cache.free(second)
     cache.free(first)
@@ -92,7 +93,7 @@ def test_room_is_reserved_so_that_decoding_never_fails() -> None:
         cache.append(first, token)
     with pytest.raises(ValueError, match="sequence must have room left"):
         cache.append(first, 12)
-    cache.check_integrity()
+    check_blocks(cache)
 
 
 def test_misuse_is_refused() -> None:
@@ -115,4 +116,4 @@ def test_misuse_is_refused() -> None:
     cache.free(sequence)
     with pytest.raises(ValueError, match="freed one"):
         cache.free(sequence)
-    cache.check_integrity()
+    check_blocks(cache)

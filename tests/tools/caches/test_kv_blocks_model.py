@@ -14,6 +14,7 @@ from hypothesis.stateful import (
     multiple,
     rule,
 )
+from tests.tools.kv_integrity import check_blocks
 
 from warmprefix_tools.caches.kv_blocks import KvSequence, PrefixCache
 
@@ -154,7 +155,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
 
     @invariant()
     def agree(self) -> None:
-        self.cache.check_integrity()
+        check_blocks(self.cache)
         assert list(self.cache._pool.free_queue) == self.naive.free_queue
         assert {block.index for block in self.cache._pool.blocks if block.block_hash} == set(self.naive.content)
         assert self.cache.num_sequences == len(self.naive.requests)

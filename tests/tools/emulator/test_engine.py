@@ -11,8 +11,9 @@ from typing import Any, Literal
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.tools.kv_integrity import check_blocks
 
-from warmprefix_tools.caches import BlockCache, MarkedPrompt, PrefixCache
+from warmprefix_tools.caches import MarkedPrompt, PrefixCache
 from warmprefix_tools.emulator import EmulatorConfig
 from warmprefix_tools.emulator.answers import ComposedAnswer, FinishReason, compose_answer
 from warmprefix_tools.emulator.engine import EmulatorEngine, EngineObserver
@@ -76,9 +77,8 @@ def make_engine(config: EmulatorConfig = CONFIG) -> tuple[EmulatorEngine, Log]:
 
 
 def kv_of(engine: EmulatorEngine) -> PrefixCache:
-    assert isinstance(engine.cache, BlockCache)
-    assert isinstance(engine.cache.kv, PrefixCache)
-    return engine.cache.kv
+    assert isinstance(engine.cache, PrefixCache)
+    return engine.cache
 
 
 def prompt_of(tokens: int, name: int = 0) -> list[int]:
@@ -95,7 +95,7 @@ async def run(
 
 
 def check_all_blocks_are_free(engine: EmulatorEngine) -> None:
-    kv_of(engine).check_integrity()
+    check_blocks(kv_of(engine))
     assert (engine.num_running, engine.num_waiting, engine.cache.usage) == (0, 0, 0)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from warmprefix.cache_profiles import Checkpoints
-from warmprefix_tools.caches.kv_blocks import BlockPool, KvBlock
+from warmprefix_tools.caches.kv_blocks import BlockPool, KvBlock, RunningSequence
 
 __all__ = [
     "CheckpointLayout",
@@ -105,11 +105,9 @@ class HeldBlocks:
 
 
 @dataclass(slots=True, eq=False)
-class CheckpointSequence:
+class CheckpointSequence(RunningSequence):
     """One running request; only `CheckpointCache.allocate` creates it."""
 
-    cached_tokens: int
-    """Tokens of the prompt that were found in the cache. The other fields are for the cache."""
     tokens: list[int]
     prompt_tokens: int
     junction: int
@@ -120,7 +118,6 @@ class CheckpointSequence:
     promised: int
     """Blocks that the request may hold at one time."""
     computed: int = 0
-    stored: bool = False
 
     def only_checkpoint(self, block: int) -> int:
         """Return where a prompt leaves its checkpoint if it leaves one only, or 0 if it leaves none."""

@@ -16,7 +16,6 @@ Nothing here waits, reads a clock or does I/O. Not thread-safe.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 from warmprefix_tools.caches.checkpoint_layers import (
@@ -27,60 +26,25 @@ from warmprefix_tools.caches.checkpoint_layers import (
     RecurrentGroup,
     WindowGroup,
 )
-from warmprefix_tools.caches.kv_blocks import BlockPool, KvBlock, block_hashes, chained_hashes, root_hash
+from warmprefix_tools.caches.kv_blocks import KvBlock, KvCache, chained_hashes, root_hash
 
 __all__ = ["CheckpointCache", "CheckpointLayout", "CheckpointSequence"]
 
 
-class CheckpointCache:
-    """A pool of `num_blocks` KV blocks, one of them vLLM's null block, for all groups of layers.
-
-    A request goes through `allocate`, `store` when its prompt has been computed, `append` for each generated token
-    whose KV is computed, and `free`, which may come at any time. `store` is O(blocks touched); the others, too, but
-    for the hashes of `allocate`, which are O(tokens).
-    """
+class CheckpointCache(KvCache[CheckpointSequence]):
+    """The cache of a model with checkpoints: one pool for all groups of layers."""
 
     def __init__(self, num_blocks: int, layout: CheckpointLayout) -> None:
-        self.num_blocks = num_blocks
-        """Number of KV blocks, the null block included."""
+        super().__init__(num_blocks)
         self.layout = layout
         """The layers of the model."""
-        self._pool = BlockPool(num_blocks)
         self._full = FullAttentionGroup(self._pool, layout)
         kind = RecurrentGroup if layout.window is None else WindowGroup
         self._sparse = [kind(self._pool, layout, 1 + number) for number in range(layout.sparse_groups)]
         self._groups: list[LayerGroup] = [self._full, *self._sparse]
-        self._sequences: set[CheckpointSequence] = set()
         self._promised = 0
 
-    @property
-    def usage(self) -> float:
-        """Share of the blocks in use by running requests, 0 to 1; blocks that are only cached count as free."""
-        return self._pool.usage
-
-    @property
-    def num_sequences(self) -> int:
-        """Number of requests that hold blocks."""
-        return len(self._sequences)
-
-    def match_prefix(self, token_ids: Sequence[int], cache_salt: str | None = None) -> int:
-        """Return the number of tokens that `allocate` would find for this prompt; changes nothing."""
-        hashes = list(block_hashes(token_ids, self.layout.hash_unit, cache_salt))
-        return self._find(hashes, len(token_ids) - 1)[0]
-
-    def allocate(
-        self, token_ids: Sequence[int], cache_salt: str | None = None, *, room_for: int = 0
-    ) -> CheckpointSequence | None:
-        """Return a sequence that holds what the cache has of a prompt.
-
-        Return None, and change nothing, if running requests and this one could need more blocks than there are.
-        `room_for` tokens can be appended later.
-
-        Raises:
-            ValueError: The prompt is empty.
-        """
-        if not token_ids:
-            raise ValueError("token_ids must have 1 token or more, got none")
+    def _allocate(self, token_ids: Sequence[int], cache_salt: str | None, room_for: int) -> CheckpointSequence | None:
         promised = self.layout.most_blocks(len(token_ids) + room_for)
         if self._promised + promised > self.num_blocks - 1:
             return None
@@ -88,27 +52,17 @@ class CheckpointCache:
         hashes = list(chained_hashes(root, token_ids, self.layout.hash_unit))
         hit, junction, found = self._find(hashes, len(token_ids) - 1)
         held = [group.adopt(blocks, hit) for group, blocks in zip(self._groups, found, strict=True)]
-        sequence = CheckpointSequence(
+        self._promised += promised
+        return CheckpointSequence(
             hit, list(token_ids), len(token_ids), junction, root, hashes, held, promised, computed=hit
         )
-        self._promised += promised
-        self._sequences.add(sequence)
-        return sequence
 
-    def store(self, sequence: CheckpointSequence) -> None:
-        """Record that the prompt has been computed, in the steps that vLLM's scheduler takes."""
-        if sequence.stored:
-            raise ValueError("sequence must be stored once, got one that is stored already")
-        self._require_live(sequence)
-        sequence.stored = True
+    def _store(self, sequence: CheckpointSequence) -> None:
+        # In the steps that vLLM's scheduler takes.
         while sequence.computed < sequence.prompt_tokens:
             self._advance(sequence, self._step_end(sequence))
 
-    def append(self, sequence: CheckpointSequence, token_id: int) -> None:
-        """Record the computed KV of one generated token."""
-        self._require_live(sequence)
-        if not sequence.stored:
-            raise ValueError("sequence must be stored before tokens are appended, got one that is not stored")
+    def _append(self, sequence: CheckpointSequence, token_id: int) -> None:
         sequence.tokens.append(token_id)
         unit = self.layout.hash_unit
         if len(sequence.tokens) % unit == 0:
@@ -116,22 +70,10 @@ class CheckpointCache:
             sequence.hashes += chained_hashes(parent, sequence.tokens[-unit:], unit)
         self._advance(sequence, len(sequence.tokens))
 
-    def free(self, sequence: CheckpointSequence) -> None:
-        """Release all blocks; cached ones can be hit until they are evicted."""
-        self._require_live(sequence)
-        self._sequences.remove(sequence)
+    def _free(self, sequence: CheckpointSequence) -> None:
         self._promised -= sequence.promised
         for held in sequence.held:
             self._pool.release(held.present())
-
-    def reset(self) -> bool:
-        """Forget every cached block; return False, and do nothing, if requests hold blocks, as in vLLM."""
-        return not self._sequences and self._pool.forget()
-
-    def check_integrity(self) -> None:
-        """Raise AssertionError if the parts contradict each other; O(num_blocks), for tests."""
-        holders = (block for sequence in self._sequences for held in sequence.held for block in held.present())
-        self._pool.check_integrity(Counter(block.index for block in holders))
 
     def _find(self, hashes: Sequence[bytes], limit: int) -> tuple[int, int, list[list[KvBlock | None]]]:
         """Return the hit in tokens, the junction or 0, and the blocks of the hit by group."""
@@ -205,7 +147,3 @@ class CheckpointCache:
             group.add_keys(held, sequence, end)
         self._pool.release(copied)  # both ends of a copy are held until the step runs
         sequence.computed = end
-
-    def _require_live(self, sequence: CheckpointSequence) -> None:
-        if sequence not in self._sequences:
-            raise ValueError("sequence must be a running one of this cache, got one of another cache or a freed one")

@@ -15,12 +15,26 @@ Nothing here waits, reads a clock or does I/O. Not thread-safe: one engine owns 
 from __future__ import annotations
 
 import struct
-from collections import Counter, OrderedDict
+from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import Generic, TypeVar
 
-__all__ = ["BlockPool", "KvBlock", "KvSequence", "PrefixCache", "block_hashes", "chained_hashes", "root_hash"]
+from warmprefix_tools.caches.prompts import CacheUse, MarkedPrompt
+
+__all__ = [
+    "BlockPool",
+    "KvBlock",
+    "KvCache",
+    "KvSequence",
+    "PrefixCache",
+    "RunningSequence",
+    "block_hashes",
+    "chained_hashes",
+    "root_hash",
+]
 
 
 def block_hashes(token_ids: Sequence[int], block_size: int, cache_salt: str | None = None) -> Iterator[bytes]:
@@ -132,53 +146,51 @@ class BlockPool:
         self.resident.clear()
         return True
 
-    def check_integrity(self, held: Counter[int]) -> None:
-        """Raise AssertionError if the parts contradict each other; `held` counts the holders by index."""
-        for block in self.blocks:
-            assert block.ref_count == held[block.index], f"block {block.index}: wrong reference count"
-            assert (block.ref_count == 0) == (block.index in self.free_queue), f"block {block.index}: wrongly free"
-            for key in block.keys:
-                assert block.index in self.resident.get(key, {}), f"block {block.index}: key not indexed"
-        keys = sum(len(block.keys) for block in self.blocks)
-        assert keys == sum(map(len, self.resident.values())), "the index contains blocks without a key"
-        assert all(self.resident.values()), "the index contains an empty entry"
-
 
 @dataclass(slots=True, eq=False)
-class KvSequence:
-    """The blocks of one running request, in token order; only `PrefixCache.allocate` creates it."""
+class RunningSequence:
+    """One running request; only `allocate` of a cache creates it."""
 
     cached_tokens: int
-    """Tokens of the prompt that were found in the cache. The other fields are for the cache."""
-    blocks: list[KvBlock]
-    """The KV blocks, in token order."""
-    tail: list[int]
-    """Tokens not in a hashed block yet: the uncached prompt before `store`, less than a block after it."""
-    parent_hash: bytes
-    """Hash of the last hashed block, or the root."""
-    reserved: int
-    """Blocks that `append` may still take from the pool."""
-    stored: bool = False
+    """Tokens of the prompt that were found in the cache. All other fields are for the cache."""
+    stored: bool = field(default=False, kw_only=True)
     """True from `store` on."""
 
 
-class PrefixCache:
+SequenceT = TypeVar("SequenceT", bound=RunningSequence)
+
+
+@dataclass(slots=True, eq=False)
+class _BlockAdmission(Generic[SequenceT]):
+    """A prompt that holds KV blocks."""
+
+    cache: KvCache[SequenceT]
+    sequence: SequenceT
+    use: CacheUse
+
+    def store(self, now: float) -> None:
+        self.cache.store(self.sequence)
+
+    def append(self, token_id: int) -> None:
+        self.cache.append(self.sequence, token_id)
+
+    def free(self) -> None:
+        self.cache.free(self.sequence)
+
+
+class KvCache(ABC, Generic[SequenceT]):
     """A pool of `num_blocks` KV blocks, one of them vLLM's null block, which stores nothing.
 
     A request goes through `allocate`, `store` when its prompt has been computed, `append` for each generated token
-    whose KV is computed, and `free`, which may come at any time. All are O(blocks touched).
+    whose KV is computed, and `free`, which may come at any time. All are O(blocks touched), but for the hashes of
+    `allocate`. `admit` does the same for `SimulatedCache`.
     """
 
-    def __init__(self, num_blocks: int, block_size: int = 16) -> None:
-        self._pool = BlockPool(num_blocks)
-        if block_size < 1:
-            raise ValueError(f"block_size must be 1 or more, got {block_size}")
+    def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         """Number of KV blocks, the null block included."""
-        self.block_size = block_size
-        """Tokens per KV block."""
-        self._sequences: set[KvSequence] = set()
-        self._reserved = 0
+        self._pool = BlockPool(num_blocks)
+        self._sequences: set[SequenceT] = set()
 
     @property
     def usage(self) -> float:
@@ -190,20 +202,105 @@ class PrefixCache:
         """Number of requests that hold blocks."""
         return len(self._sequences)
 
+    def admit(self, prompt: MarkedPrompt, now: float = 0.0, *, room_for: int = 0) -> _BlockAdmission[SequenceT] | None:
+        """Return the prompt's blocks, or None if running requests leave too few."""
+        sequence = self.allocate(prompt.tokens, prompt.salt, room_for=room_for)
+        if sequence is None:
+            return None
+        read = sequence.cached_tokens
+        return _BlockAdmission(self, sequence, CacheUse(read, (0,), len(prompt.tokens) - read))
+
+    def allocate(
+        self, token_ids: Sequence[int], cache_salt: str | None = None, *, room_for: int = 0
+    ) -> SequenceT | None:
+        """Return a sequence that holds what the cache has of a prompt.
+
+        Return None, and change nothing, if running requests leave too few blocks. `room_for` tokens can be appended
+        later, and `append` never fails.
+
+        Raises:
+            ValueError: The prompt is empty.
+        """
+        if not token_ids:
+            raise ValueError("token_ids must have 1 token or more, got none")
+        sequence = self._allocate(token_ids, cache_salt, room_for)
+        if sequence is not None:
+            self._sequences.add(sequence)
+        return sequence
+
+    def store(self, sequence: SequenceT) -> None:
+        """Record that the prompt has been computed: it can be hit from now on."""
+        if sequence.stored:
+            raise ValueError("sequence must be stored once, got one that is stored already")
+        self._require_live(sequence)
+        sequence.stored = True
+        self._store(sequence)
+
+    def append(self, sequence: SequenceT, token_id: int) -> None:
+        """Record the computed KV of one generated token."""
+        self._require_live(sequence)
+        if not sequence.stored:
+            raise ValueError("sequence must be stored before tokens are appended, got one that is not stored")
+        self._append(sequence, token_id)
+
+    def free(self, sequence: SequenceT) -> None:
+        """Release all blocks; cached ones can be hit until they are evicted."""
+        self._require_live(sequence)
+        self._sequences.remove(sequence)
+        self._free(sequence)
+
+    def reset(self) -> bool:
+        """Forget every cached block; return False, and do nothing, if requests hold blocks, as in vLLM."""
+        return not self._sequences and self._pool.forget()
+
+    def _require_live(self, sequence: SequenceT) -> None:
+        if sequence not in self._sequences:
+            raise ValueError("sequence must be a running one of this cache, got one of another cache or a freed one")
+
+    @abstractmethod
+    def _allocate(self, token_ids: Sequence[int], cache_salt: str | None, room_for: int) -> SequenceT | None: ...
+
+    @abstractmethod
+    def _store(self, sequence: SequenceT) -> None: ...
+
+    @abstractmethod
+    def _append(self, sequence: SequenceT, token_id: int) -> None: ...
+
+    @abstractmethod
+    def _free(self, sequence: SequenceT) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class KvSequence(RunningSequence):
+    """The blocks of one running request, in token order; only `PrefixCache.allocate` creates it."""
+
+    blocks: list[KvBlock]
+    """The KV blocks, in token order."""
+    tail: list[int]
+    """Tokens not in a hashed block yet: the uncached prompt before `store`, less than a block after it."""
+    parent_hash: bytes
+    """Hash of the last hashed block, or the root."""
+    reserved: int
+    """Blocks that `append` may still take from the pool."""
+
+
+class PrefixCache(KvCache[KvSequence]):
+    """The cache of a model with full attention."""
+
+    def __init__(self, num_blocks: int, block_size: int = 16) -> None:
+        super().__init__(num_blocks)
+        if block_size < 1:
+            raise ValueError(f"block_size must be 1 or more, got {block_size}")
+        self.block_size = block_size
+        """Tokens per KV block."""
+        self._reserved = 0
+
     def match_prefix(self, token_ids: Sequence[int], cache_salt: str | None = None) -> int:
         """Return the number of tokens that `allocate` would find for this prompt; changes nothing."""
         return len(self._hits(token_ids, cache_salt)) * self.block_size
 
-    def allocate(
-        self, token_ids: Sequence[int], cache_salt: str | None = None, *, room_for: int = 0
-    ) -> KvSequence | None:
-        """Return a sequence with blocks for a prompt, evicting the least recently used blocks.
-
-        Return None, and change nothing, if running requests leave too few blocks. `room_for` tokens can be appended
-        later: their blocks are reserved but not taken, so `append` never fails and evicts no earlier than vLLM.
-        """
-        if not token_ids:
-            raise ValueError("token_ids must have 1 token or more, got none")
+    def _allocate(self, token_ids: Sequence[int], cache_salt: str | None, room_for: int) -> KvSequence | None:
+        # The blocks of later tokens are reserved but not taken, so that `append` evicts no earlier than vLLM.
         hits = self._hits(token_ids, cache_salt)
         now = self._blocks_for(len(token_ids)) - len(hits)
         later = self._blocks_for(len(token_ids) + room_for) - self._blocks_for(len(token_ids))
@@ -214,30 +311,25 @@ class PrefixCache:
         for block in hits:
             self._pool.hold(block)
         cached_tokens = len(hits) * self.block_size
-        sequence = KvSequence(
+        self._reserved += later
+        return KvSequence(
             cached_tokens,
             blocks=[*hits, *(self._pool.take() for _ in range(now))],
             tail=list(token_ids[cached_tokens:]),
             parent_hash=(hits[-1].block_hash if hits else None) or root_hash(cache_salt),
             reserved=later,
         )
-        self._reserved += later
-        self._sequences.add(sequence)
-        return sequence
 
-    def store(self, sequence: KvSequence) -> None:
-        """Record that the prompt has been computed: its full blocks can be hit from now on."""
-        if sequence.stored:
-            raise ValueError("sequence must be stored once, got one that is stored already")
-        self._require_live(sequence)
-        sequence.stored = True
-        self._hash_full_blocks(sequence)
+    def _store(self, sequence: KvSequence) -> None:
+        unhashed = sequence.blocks[len(sequence.blocks) - self._blocks_for(len(sequence.tail)) :]
+        full = len(sequence.tail) // self.block_size
+        hashes = chained_hashes(sequence.parent_hash, sequence.tail, self.block_size)
+        for block, block_hash in zip(unhashed[:full], hashes, strict=True):
+            self._pool.add_key(block, block_hash, self.block_size)
+            sequence.parent_hash = block_hash
+        del sequence.tail[: full * self.block_size]
 
-    def append(self, sequence: KvSequence, token_id: int) -> None:
-        """Record the computed KV of one generated token; a block that it fills can be hit."""
-        self._require_live(sequence)
-        if not sequence.stored:
-            raise ValueError("sequence must be stored before tokens are appended, got one that is not stored")
+    def _append(self, sequence: KvSequence, token_id: int) -> None:
         if not sequence.tail:
             if not sequence.reserved:
                 raise ValueError("sequence must have room left, got one whose room_for of allocate is used up")
@@ -245,28 +337,11 @@ class PrefixCache:
             self._reserved -= 1
             sequence.blocks.append(self._pool.take())
         sequence.tail.append(token_id)
-        self._hash_full_blocks(sequence)
+        self._store(sequence)
 
-    def free(self, sequence: KvSequence) -> None:
-        """Release all blocks; cached ones can be hit until they are evicted."""
-        self._require_live(sequence)
-        self._sequences.remove(sequence)
+    def _free(self, sequence: KvSequence) -> None:
         self._reserved -= sequence.reserved
         self._pool.release(reversed(sequence.blocks))
-
-    def reset(self) -> bool:
-        """Forget every cached block; return False, and do nothing, if requests hold blocks, as in vLLM."""
-        return self._pool.forget()
-
-    def check_integrity(self) -> None:
-        """Raise AssertionError if the parts contradict each other; O(num_blocks), for tests."""
-        self._pool.check_integrity(Counter(block.index for sequence in self._sequences for block in sequence.blocks))
-        reserved = sum(sequence.reserved for sequence in self._sequences)
-        assert 0 <= self._reserved == reserved <= len(self._pool.free_queue), "more blocks are reserved than free"
-        for sequence in self._sequences:
-            in_tail = self._blocks_for(len(sequence.tail))
-            hashed = sum(block.block_hash is not None for block in sequence.blocks)
-            assert hashed + in_tail == len(sequence.blocks), "a sequence has the wrong number of blocks"
 
     def _hits(self, token_ids: Sequence[int], cache_salt: str | None) -> list[KvBlock]:
         whole_blocks = (len(token_ids) - 1) // self.block_size * self.block_size
@@ -278,21 +353,8 @@ class PrefixCache:
             hits.append(block)
         return hits
 
-    def _hash_full_blocks(self, sequence: KvSequence) -> None:
-        unhashed = sequence.blocks[len(sequence.blocks) - self._blocks_for(len(sequence.tail)) :]
-        full = len(sequence.tail) // self.block_size
-        hashes = chained_hashes(sequence.parent_hash, sequence.tail, self.block_size)
-        for block, block_hash in zip(unhashed[:full], hashes, strict=True):
-            self._pool.add_key(block, block_hash, self.block_size)
-            sequence.parent_hash = block_hash
-        del sequence.tail[: full * self.block_size]
-
     def _blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
-
-    def _require_live(self, sequence: KvSequence) -> None:
-        if sequence not in self._sequences:
-            raise ValueError("sequence must be a running one of this cache, got one of another cache or a freed one")
 
 
 def root_hash(cache_salt: str | None) -> bytes:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
 
 from warmprefix.cache_profiles import CacheProfile
 from warmprefix_tools.caches.checkpoints import CheckpointCache, CheckpointLayout
 from warmprefix_tools.caches.hosted import HostedCache
 from warmprefix_tools.caches.kv_blocks import PrefixCache
-from warmprefix_tools.caches.prompts import Admission, CacheUse, MarkedPrompt, SimulatedCache
+from warmprefix_tools.caches.prompts import CacheUse, MarkedPrompt, SimulatedCache
 from warmprefix_tools.caches.slots import SlotCache
 
-__all__ = ["BlockCache", "KvCache", "is_hosted", "serve", "simulated_cache"]
+__all__ = ["is_hosted", "serve", "simulated_cache"]
 
 
 def is_hosted(profile: CacheProfile) -> bool:
@@ -49,9 +47,9 @@ def simulated_cache(
     if is_hosted(profile):
         return HostedCache(profile)
     if profile.checkpoints is None:
-        return BlockCache(PrefixCache(kv_blocks, block_size if profile.unit == 1 else profile.unit))
+        return PrefixCache(kv_blocks, block_size if profile.unit == 1 else profile.unit)
     layout = CheckpointLayout(profile.checkpoints, window, sparse_groups, step_tokens)
-    return BlockCache(CheckpointCache(kv_blocks, layout))
+    return CheckpointCache(kv_blocks, layout)
 
 
 def serve(cache: SimulatedCache, prompt: MarkedPrompt, now: float = 0.0, answer: Sequence[int] = ()) -> CacheUse:
@@ -75,80 +73,3 @@ def serve(cache: SimulatedCache, prompt: MarkedPrompt, now: float = 0.0, answer:
         admission.append(token_id)
     admission.free()
     return admission.use
-
-
-class _Sequence(Protocol):
-    cached_tokens: int
-
-
-SequenceT = TypeVar("SequenceT", bound=_Sequence)
-
-
-class KvCache(Protocol[SequenceT]):
-    """A cache of KV blocks: `PrefixCache` or `CheckpointCache`."""
-
-    @property
-    def usage(self) -> float: ...
-
-    @property
-    def num_sequences(self) -> int: ...
-
-    def allocate(
-        self, token_ids: Sequence[int], cache_salt: str | None = None, *, room_for: int = 0
-    ) -> SequenceT | None: ...
-
-    def store(self, sequence: SequenceT) -> None: ...
-
-    def append(self, sequence: SequenceT, token_id: int) -> None: ...
-
-    def free(self, sequence: SequenceT) -> None: ...
-
-    def reset(self) -> bool: ...
-
-
-@dataclass(slots=True, eq=False)
-class _BlockAdmission(Generic[SequenceT]):
-    """A prompt that holds KV blocks."""
-
-    kv: KvCache[SequenceT]
-    sequence: SequenceT
-    use: CacheUse
-
-    def store(self, now: float) -> None:
-        self.kv.store(self.sequence)
-
-    def append(self, token_id: int) -> None:
-        self.kv.append(self.sequence, token_id)
-
-    def free(self) -> None:
-        self.kv.free(self.sequence)
-
-
-class BlockCache(Generic[SequenceT]):
-    """A cache of KV blocks, with the methods that all simulated caches have."""
-
-    def __init__(self, kv: KvCache[SequenceT]) -> None:
-        self.kv = kv
-        """The simulated cache."""
-
-    @property
-    def usage(self) -> float:
-        """Share of the blocks in use by running requests, 0 to 1."""
-        return self.kv.usage
-
-    @property
-    def num_sequences(self) -> int:
-        """Number of requests that hold blocks."""
-        return self.kv.num_sequences
-
-    def admit(self, prompt: MarkedPrompt, now: float = 0.0, *, room_for: int = 0) -> Admission | None:
-        """Return the prompt's blocks, or None if running requests leave too few."""
-        sequence = self.kv.allocate(prompt.tokens, prompt.salt, room_for=room_for)
-        if sequence is None:
-            return None
-        read = sequence.cached_tokens
-        return _BlockAdmission(self.kv, sequence, CacheUse(read, (0,), len(prompt.tokens) - read))
-
-    def reset(self) -> bool:
-        """Forget every cached block; return False, and do nothing, if requests hold blocks, as in vLLM."""
-        return self.kv.reset()
