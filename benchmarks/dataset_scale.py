@@ -37,7 +37,7 @@ from result_files import write_rows
 from warmprefix import BatchRequest, ContextBlock, ContextPlanner
 from warmprefix.batch import PlannedRequest
 from warmprefix.traces import NoRecorder
-from warmprefix_ray import Planning, connect, plan_dataset
+from warmprefix_ray import DatasetPlanning, connect, plan_dataset
 
 K = 10
 SIZES = (100_000, 1_000_000, 10_000_000)
@@ -125,7 +125,7 @@ def measured(generator: str, count: int, folder: Path) -> dict[str, Any]:
     dataset = ray.data.read_parquet(str(source))
     with Memory() as memory:
         started = time.perf_counter()
-        plan = plan_dataset(dataset, work, Planning(read, make_planner, numbers_only, sample=SAMPLE))
+        plan = plan_dataset(dataset, work, DatasetPlanning(read, make_planner, numbers_only, sample=SAMPLE))
         seconds = time.perf_counter() - started
     divided = (work / "partitions.json").stat().st_mtime - memory.started
     sample_hits = plan.hit_ratio if count <= SAMPLE else hits_of_sample(source)

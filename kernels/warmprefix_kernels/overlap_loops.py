@@ -77,7 +77,9 @@ def overlap(items: Ints, a: int, a_end: int, b: int, b_end: int, tokens: Ints) -
     return shared
 
 
-def best_partner(x: int, most: int, first: int, sets: Sets, index: Index, room: Room) -> tuple[int, int]:
+def best_partner(  # noqa: C901 - one loop, which calls would slow down where it is not compiled
+    x: int, most: int, first: int, sets: Sets, index: Index, room: Room
+) -> tuple[int, int]:
     """Return the context that shares most tokens with `x`, and their number.
 
     The result is exact; (-1, 0) if no context shares any. Lists are walked from the rarest block on. Once the remaining

@@ -100,31 +100,12 @@ class GatewayOptions:
     """Show session ids on the page."""
 
     def __post_init__(self) -> None:
-        if not self.upstreams:
-            raise ValueError("upstreams must have one address or more, got none")
-        for upstream in self.upstreams:
-            parts = urlsplit(upstream)
-            if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-                raise ValueError(f"upstreams must be http or https addresses without a query, got {upstream!r}")
-            if parts.username or parts.password:
-                raise ValueError("upstreams must have no user name or password; use an upstream key")
-        if len({upstream.rstrip("/") for upstream in self.upstreams}) < len(self.upstreams):
-            raise ValueError("upstreams must be different")
+        check_addresses(self.upstreams)
         if self.references not in get_args(References):
             raise ValueError(f"references must be one of {', '.join(get_args(References))}, got {self.references!r}")
         if self.echoes not in get_args(EchoHandling):
             raise ValueError(f"echoes must be one of {', '.join(get_args(EchoHandling))}, got {self.echoes!r}")
-        if not 0 <= self.port <= 65_535:
-            raise ValueError(f"port must be 0 to 65535, got {self.port}")
-        for name in ("max_body_bytes", "max_buffered_bytes", "max_in_flight"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
-        for name in ("pin_first", "pin_last"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
-        for name in ("connect_seconds", "silent_seconds", "health_seconds"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+        self._check_numbers()
         if not (self.keys or self.tenant_header or self.no_auth or is_loopback(self.host)):
             raise ValueError(
                 f"host {self.host} can be reached by others: give keys or a tenant header, or allow it with no_auth"
@@ -141,6 +122,19 @@ class GatewayOptions:
         as_profile(self.profile)
         as_templates(self.reorder)
 
+    def _check_numbers(self) -> None:
+        if not 0 <= self.port <= 65_535:
+            raise ValueError(f"port must be 0 to 65535, got {self.port}")
+        for name in ("max_body_bytes", "max_buffered_bytes", "max_in_flight"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
+        for name in ("pin_first", "pin_last"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
+        for name in ("connect_seconds", "silent_seconds", "health_seconds"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+
     @property
     def has_tenants(self) -> bool:
         """True if each request belongs to a tenant."""
@@ -150,6 +144,20 @@ class GatewayOptions:
     def cache_profile(self) -> CacheProfile:
         """The profile with this name."""
         return as_profile(self.profile)
+
+
+def check_addresses(upstreams: tuple[str, ...]) -> None:
+    """Check that there are addresses, different ones, without a query or a password."""
+    if not upstreams:
+        raise ValueError("upstreams must have one address or more, got none")
+    for upstream in upstreams:
+        parts = urlsplit(upstream)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise ValueError(f"upstreams must be http or https addresses without a query, got {upstream!r}")
+        if parts.username or parts.password:
+            raise ValueError("upstreams must have no user name or password; use an upstream key")
+    if len({upstream.rstrip("/") for upstream in upstreams}) < len(upstreams):
+        raise ValueError("upstreams must be different")
 
 
 def is_loopback(host: str) -> bool:

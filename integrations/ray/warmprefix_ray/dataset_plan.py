@@ -12,7 +12,7 @@ from typing import Any
 
 from warmprefix.errors import MissingExtraError, check_count
 from warmprefix_ray.dividing import DividedDataset, divide
-from warmprefix_ray.partition_plan import PartitionNumbers, Planning, write_plan
+from warmprefix_ray.partition_plan import DatasetPlanning, PartitionNumbers, write_plan
 
 try:
     import ray.data
@@ -65,7 +65,7 @@ class DatasetPlan:
 def plan_dataset(
     dataset: Dataset,
     folder: str | os.PathLike[str],
-    planning: Planning | None = None,
+    planning: DatasetPlanning | None = None,
     *,
     replicas: int = 1,
 ) -> DatasetPlan:
@@ -95,7 +95,7 @@ def plan_dataset(
         ValueError: A number is below 1, the dataset has a column `plan`, or the folder is that of another dataset or of
             other numbers.
     """
-    planning = Planning() if planning is None else planning
+    planning = DatasetPlanning() if planning is None else planning
     parts = divided(dataset, Path(folder), planning, replicas)
     plans = parts.folder / f"plans-{planning.digest(parts.source)}"
     plans.mkdir(exist_ok=True)
@@ -116,7 +116,7 @@ def plan_dataset(
     return DatasetPlan(rows, written, done)
 
 
-def divided(dataset: Dataset, folder: Path, planning: Planning, replicas: int) -> DividedDataset:
+def divided(dataset: Dataset, folder: Path, planning: DatasetPlanning, replicas: int) -> DividedDataset:
     """Check the numbers, and divide the dataset into at least one partition for each replica."""
     check_count("replicas", replicas)
     total = dataset.count()
@@ -142,7 +142,7 @@ def _finished(partition: int, file: Path, rows: int) -> PartitionNumbers | None:
 
 
 def _plan_task(
-    row: dict[str, Any], *, parts: DividedDataset, planning: Planning, plans: Path, replicas: int
+    row: dict[str, Any], *, parts: DividedDataset, planning: DatasetPlanning, plans: Path, replicas: int
 ) -> dict[str, Any]:
     partition: int = row["partition"]
     replica = partition * replicas // len(parts.rows)

@@ -16,7 +16,7 @@ from warmprefix.errors import BatchError, BatchFileError, MissingExtraError, che
 from warmprefix_openai import BatchResult, BatchRunner, Retries
 from warmprefix_ray.dataset_plan import divided
 from warmprefix_ray.dividing import DividedDataset
-from warmprefix_ray.partition_plan import Messages, PiecePlan, Planning, plan_pieces
+from warmprefix_ray.partition_plan import DatasetPlanning, Messages, PiecePlan, plan_pieces
 from warmprefix_ray.rows import ROWS_AT_ONCE
 
 try:
@@ -58,7 +58,7 @@ def run_dataset(
     urls: Sequence[str],
     model: str,
     *,
-    planning: Planning | None = None,
+    planning: DatasetPlanning | None = None,
     concurrency: int = 32,
     api_key: str = "none",
     retries: int | Retries = 4,
@@ -99,7 +99,7 @@ def run_dataset(
         raise ValueError(f"urls must have the URL of at least one replica, got {urls!r}")
     if "answer" in (dataset.columns() or ()):
         raise ValueError("dataset must have no column `answer`, because the answers get that name")
-    planning = Planning() if planning is None else planning
+    planning = DatasetPlanning() if planning is None else planning
     parts = divided(dataset, Path(folder), planning, _PARTITIONS_PER_REPLICA * len(urls))
     digest = hashlib.blake2b(
         json.dumps([planning.digest(parts.source), model, sorted(request.items())], default=str).encode(), digest_size=4
@@ -186,7 +186,7 @@ class _PartitionAsker:
     """An actor of Ray Data, which plans partitions and asks their requests on one replica."""
 
     def __init__(
-        self, parts: DividedDataset, planning: Planning, answers: Path, replicas: Any, asking: _Asking
+        self, parts: DividedDataset, planning: DatasetPlanning, answers: Path, replicas: Any, asking: _Asking
     ) -> None:
         self._parts = parts
         self._planning = planning

@@ -30,7 +30,7 @@ except ImportError as exc:
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["PLAN_TYPE", "PartitionNumbers", "PiecePlan", "Planning", "plan_pieces", "write_plan"]
+__all__ = ["PLAN_TYPE", "DatasetPlanning", "PartitionNumbers", "PiecePlan", "plan_pieces", "write_plan"]
 
 _TOO_LARGE = 1.5
 """How many times the wanted number of requests a partition may have before it is planned in pieces."""
@@ -55,7 +55,7 @@ Messages = Callable[[PlannedRequest], Sequence[Mapping[str, Any]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Planning:
+class DatasetPlanning:
     """How the requests of a dataset are read, divided and planned.
 
     Raises:
@@ -145,7 +145,7 @@ class PiecePlan(NamedTuple):
     """The reasons why rows have no request, by their places in the table."""
 
 
-def plan_pieces(files: Sequence[Path], planning: Planning) -> Iterator[PiecePlan]:
+def plan_pieces(files: Sequence[Path], planning: DatasetPlanning) -> Iterator[PiecePlan]:
     """Plan a partition. Only one piece is in memory at a time.
 
     Raises:
@@ -166,7 +166,7 @@ def plan_pieces(files: Sequence[Path], planning: Planning) -> Iterator[PiecePlan
         yield _plan_piece(pa.Table.from_batches(kept, rows.schema), planning)
 
 
-def _pieces(rows: pds.Dataset, planning: Planning) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _pieces(rows: pds.Dataset, planning: DatasetPlanning) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Return the piece of each row. Requests with the same smallest block are neighbours, so they stay together."""
     count = rows.count_rows()
     if count <= _TOO_LARGE * planning.partition_requests:
@@ -184,7 +184,7 @@ def _pieces(rows: pds.Dataset, planning: Planning) -> np.ndarray[Any, np.dtype[n
     return found
 
 
-def _plan_piece(table: pa.Table, planning: Planning) -> PiecePlan:
+def _plan_piece(table: pa.Table, planning: DatasetPlanning) -> PiecePlan:
     requests: dict[str, BatchRequest] = {}
     rows: dict[str, int] = {}
     errors: dict[int, str] = {}
@@ -212,7 +212,7 @@ def _identity(block: ContextBlock) -> object:
 
 
 def write_plan(
-    partition: int, replica: int, files: Sequence[Path], target: Path, planning: Planning
+    partition: int, replica: int, files: Sequence[Path], target: Path, planning: DatasetPlanning
 ) -> PartitionNumbers:
     """Plan a partition and write its rows in execution order, with the column `plan`; those without a request are last.
 

@@ -14,7 +14,7 @@ import pytest
 from tests.integrations.ray.conftest import Row, dataset_of, make_rows
 
 from warmprefix import ContextPlanner
-from warmprefix_ray import Planning, plan_dataset, request_of_row
+from warmprefix_ray import DatasetPlanning, plan_dataset, request_of_row
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster"), pytest.mark.filterwarnings("ignore")]
 """Ray uses what it has deprecated itself."""
@@ -27,7 +27,7 @@ def plans_of(rows: Any) -> dict[str, Any]:
 
 def test_each_request_is_planned_once_and_saves_about_as_much_as_in_one_plan(tmp_path: Path) -> None:
     rows = make_rows(1_200)
-    plan = plan_dataset(dataset_of(rows), tmp_path, Planning(partition_requests=500), replicas=4)
+    plan = plan_dataset(dataset_of(rows), tmp_path, DatasetPlanning(partition_requests=500), replicas=4)
     planned = list(plan.rows.iter_rows())
     assert sorted(row["plan"]["id"] for row in planned) == sorted(row["id"] for row in rows)
     assert [row["plan"]["replica"] for row in planned] == sorted(row["plan"]["replica"] for row in planned)
@@ -55,7 +55,7 @@ def test_a_request_stands_behind_the_one_that_warms_it(tmp_path: Path) -> None:
 
 def test_the_plan_does_not_depend_on_how_ray_reads_the_rows(tmp_path: Path) -> None:
     dataset = dataset_of(make_rows(400))
-    planning = Planning(partition_requests=100, sample=150)
+    planning = DatasetPlanning(partition_requests=100, sample=150)
     one = plan_dataset(dataset.repartition(1), tmp_path / "one", planning)
     other = plan_dataset(dataset.repartition(7), tmp_path / "other", planning)
     assert plans_of(one.rows) == plans_of(other.rows)
@@ -82,7 +82,7 @@ def test_finished_plans_are_used_again_and_damaged_ones_are_made_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     dataset = dataset_of(make_rows(300))
-    planning = Planning(partition_requests=100)
+    planning = DatasetPlanning(partition_requests=100)
     first = plan_dataset(dataset, tmp_path, planning)
     plans = plans_of(first.rows)
     times = [file.stat().st_mtime_ns for file in first.files]
@@ -99,7 +99,7 @@ def test_finished_plans_are_used_again_and_damaged_ones_are_made_again(
 
 def test_damaged_or_missing_rows_are_divided_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     dataset = dataset_of(make_rows(300))
-    planning = Planning(partition_requests=100)
+    planning = DatasetPlanning(partition_requests=100)
     plans = plans_of(plan_dataset(dataset, tmp_path, planning).rows)
     for described in ("damaged", "rows are missing"):
         file = min(tmp_path.glob("rows/*=1/*.parquet"))
@@ -129,7 +129,7 @@ def test_one_group_that_is_larger_than_a_partition_is_planned_in_pieces(
 ) -> None:
     rows: list[Row] = [{"id": i, "blocks": ["First.", f"Pair {i // 2}."]} for i in range(400)]
     with caplog.at_level(logging.WARNING, logger="warmprefix"):
-        plan = plan_dataset(dataset_of(rows), tmp_path, Planning(partition_requests=100, sample=10))
+        plan = plan_dataset(dataset_of(rows), tmp_path, DatasetPlanning(partition_requests=100, sample=10))
     assert plan.requests == 400
     assert max(numbers.pieces for numbers in plan.partitions) > 1
     assert "too large, and planned in" in caplog.text
@@ -154,9 +154,9 @@ def test_numbers_below_one_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="replicas must be 1 or more, got 0"):
         plan_dataset(dataset_of(make_rows(1)), tmp_path, replicas=0)
     with pytest.raises(ValueError, match="partition_requests must be 1 or more, got 0"):
-        Planning(partition_requests=0)
+        DatasetPlanning(partition_requests=0)
     with pytest.raises(ValueError, match="sample must be 1 or more, got 0"):
-        Planning(sample=0)
+        DatasetPlanning(sample=0)
 
 
 def test_a_column_plan_is_refused(tmp_path: Path) -> None:

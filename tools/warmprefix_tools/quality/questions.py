@@ -70,7 +70,7 @@ class _Turn(BaseModel):
     passages: _Passages
 
 
-class _Line(BaseModel):
+class _QuestionLine(BaseModel):
     """A line of a file of questions."""
 
     id: str | int | None = None
@@ -104,7 +104,7 @@ def read_questions(path: Path) -> list[EvidenceQuestion]:
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:
-                question = _Line.model_validate_json(line).made(number)
+                question = _QuestionLine.model_validate_json(line).made(number)
                 if question.id in questions:
                     raise ValueError(f"the id {question.id!r} is there twice")
             except ValidationError as error:
