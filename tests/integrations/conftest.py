@@ -306,6 +306,22 @@ def readme_blocks() -> Callable[[str], list[str]]:
 
 
 @pytest.fixture
+def run_section() -> Callable[[str, dict[str, Any]], dict[str, Any]]:
+    """Run the unchanged code blocks under a heading of docs/frameworks.md, one after the other; returns the names."""
+    page = (Path(__file__).parents[2] / "docs/frameworks.md").read_text(encoding="utf-8")
+
+    def run(heading: str, names: dict[str, Any]) -> dict[str, Any]:
+        section = page.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+        blocks = re.findall(r"^```python\n(.*?)^```$", section, re.DOTALL | re.MULTILINE)
+        assert blocks, heading
+        for block in blocks:
+            exec(compile(block, "frameworks.md", "exec", dont_inherit=True), names)
+        return names
+
+    return run
+
+
+@pytest.fixture
 def run_example(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[[str, Engine], tuple[str, int]]:

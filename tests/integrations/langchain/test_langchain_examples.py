@@ -1,18 +1,35 @@
-"""The examples and the README's code block for LangChain, run unchanged."""
+"""The examples and the code blocks of README.md and docs/frameworks.md for LangChain, run unchanged."""
 
 from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from langchain_core.documents import Document
 from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.runnables import RunnableLambda
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
+from pydantic import SecretStr
 
 RunExample = Callable[[str, Any], tuple[str, int]]
+RunSection = Callable[[str, dict[str, Any]], dict[str, Any]]
+PASSAGES = [f"Passage {n}. " + "A function opens a file and reads it. " * 12 for n in range(6)]
+
+
+def chat_model(engine: Any) -> ChatOpenAI:
+    return ChatOpenAI(base_url=engine.base_url, api_key=SecretStr("none"), model=engine.model, max_retries=0)
+
+
+@tool
+def read(path: str) -> str:
+    """Read a file."""
+    return PASSAGES[0]
 
 
 def test_readme_block_runs(readme_blocks: Callable[[str], list[str]]) -> None:
@@ -25,6 +42,42 @@ def test_readme_block_runs(readme_blocks: Callable[[str], list[str]]) -> None:
     exec(compile(block, "README.md", "exec"), names)
     assert names["retriever"].invoke("question") == [Document("Passage.", id="a")]
     assert names["agent"].invoke({"messages": [HumanMessage("Hello.")]})["messages"][-1].content == "An answer."
+
+
+def test_the_pages_chain_runs(
+    run_section: RunSection, start_engine: Callable[[], Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    documents = [Document(text, id=f"d{n}") for n, text in enumerate(PASSAGES)]
+    found = {"How do I read a file?": documents, "How do I write a file?": documents[::-1]}
+    names = {"your_retriever": RunnableLambda(found.__getitem__), "model": chat_model(start_engine())}
+    run_section("LangChain chains", names)
+    capsys.readouterr()
+    run_section("Before you start", names)
+    assert re.match(r"1 of 2 prompts have another order\n[1-9]\d?% of the context", capsys.readouterr().out)
+    run_section("Orders that are facts", names)
+    locked: Any = names["chronological"]
+    assert locked.invoke("How do I write a file?") == documents[::-1]
+
+
+def test_the_pages_agent_runs(
+    run_section: RunSection, start_engine: Callable[[], Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = start_engine()
+    for call_id in ("a", "b"):
+        call = {"id": call_id, "type": "function", "function": {"name": "read", "arguments": '{"path": "sea.txt"}'}}
+        engine.script({"role": "assistant", "content": None, "tool_calls": [call]})
+    stats = run_section("LangChain agents", {"tools": [read], "model": chat_model(engine)})["middleware"].stats()
+    assert capsys.readouterr().out == "1 repeated results became references\n"
+    assert (stats.prompts, stats.references, stats.errors) == (3, 1, 0)
+
+
+def test_the_pages_tenants_share_no_cache(run_section: RunSection, start_engine: Callable[[], Any]) -> None:
+    engine = start_engine()
+    names = run_section("Tenants", {"model": chat_model(engine), "salt_key": b"a secret of ours"})
+    for tenant in ("acme", "acme", "umbrella"):
+        salt = names["tenant_salt"](names["salt_key"], tenant)
+        names["model"].bind(extra_body={"cache_salt": salt}).invoke("Hello. " * 100)
+    assert [request.cached_tokens > 0 for request in engine.answered[1:]] == [False, True, False]
 
 
 def test_agent_example_sends_the_passage_once(start_engine: Callable[[], Any], run_example: RunExample) -> None:

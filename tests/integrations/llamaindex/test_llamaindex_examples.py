@@ -1,8 +1,10 @@
-"""The examples and the README's code block for LlamaIndex, run unchanged."""
+"""The examples and the code blocks of README.md and docs/frameworks.md for LlamaIndex, run unchanged."""
 
 from __future__ import annotations
 
+import gc
 import json
+import warnings
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -27,6 +29,27 @@ async def test_readme_block_runs(
         assert "\nPassage.\n" in str(names["engine"].query("What is it?"))
         engine.script({"role": "assistant", "content": "An answer."})
         assert str(await names["agent"].run("Hello.")) == "An answer."
+
+
+async def test_the_pages_engines_and_agent_run(
+    run_section: Callable[[str, dict[str, Any]], dict[str, Any]], start_engine: Callable[[], Any], open_model: Any
+) -> None:
+    nodes = [TextNode(text=f"Passage {n}. " + "It opens a file. " * 20, id_=f"n{n}") for n in range(6)]
+    engine = start_engine()
+    async with open_model(engine) as model:
+        names = {"index": VectorStoreIndex(nodes, embed_model=MockEmbedding(embed_dim=4)), "llm": model}
+        run_section("LlamaIndex engines", names)
+        assert names["planner"].stats().plans == 2
+        sources = names["query_engine"].query("How?").source_nodes
+        assert sorted(source.metadata["warmprefix_rank"] for source in sources) == list(range(len(sources)))
+        run_section("LlamaIndex agents", names)
+        engine.script(search_call("files"), search_call("files"), {"role": "assistant", "content": "So it is."})
+        assert await names["ask"]("How do I read a file?") == "So it is."
+    assert [prompt.count("[Word for word") for prompt in engine.prompts[-2:]] == [0, 1]
+    names.clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # the database in memory of the agent's own memory
+        gc.collect()
 
 
 def test_rag_example_finds_most_of_its_prompt_cached(start_engine: Callable[[], Any], run_example: RunExample) -> None:

@@ -1,7 +1,8 @@
-"""The README's code block for Mem0, run unchanged."""
+"""The code blocks of README.md and docs/frameworks.md for Mem0, run unchanged."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -20,3 +21,18 @@ def test_readme_block_runs(
     assert "Ann likes tea." in names["found"]["context"]
     assert "Ann likes tea." in engine.prompts[0]
     assert len(names["chat"].messages) == 3
+
+
+def test_the_pages_blocks_run(
+    run_section: Callable[[str, dict[str, Any]], dict[str, Any]], start_engine: Callable[[], Any], memory: Any
+) -> None:
+    for fact in ("Ann drinks green tea every morning.", "Does Ann drink coffee? She does not drink coffee."):
+        memory.add(fact, user_id="ann", infer=False)
+    engine = start_engine()
+    with OpenAI(base_url=engine.base_url, api_key="none") as client:
+        names = run_section("Mem0", {"your_memory": memory, "client": client, "model_name": engine.model})
+    assert "Ann drinks green tea every morning." in names["found"]["context"]
+    prompt = "\n".join(message["content"] for message in names["chat"].messages)
+    assert prompt.count("Ann drinks green tea every morning.") == 1
+    assert re.search(r"Please also use the context labelled \[m[0-9a-f]{4}\].* above in this conversation\.", prompt)
+    assert engine.answered[-1].cached_tokens > 0
