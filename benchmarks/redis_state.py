@@ -118,7 +118,7 @@ def serve(store: RedisSeenStore, turn: Turn) -> tuple[float, float]:
 
 
 def measure_turns(server: Server, admin: redis.Redis, workload: str, turns: int) -> dict[str, Any]:
-    store = RedisSeenStore(server.url, settle=0, timeout=5)
+    store = RedisSeenStore(server.url, timeout=5)
     stream = traffic(workload, workload)
     for turn in itertools.islice(stream, 1_000):
         serve(store, turn)
@@ -204,7 +204,7 @@ def work(name: str, url: str, threads: int, rate: int, seconds: float, barrier: 
     """Run one worker process."""
     report, lock = Report(), threading.Lock()
     stream = traffic(name, "pool of 60")
-    store = RedisSeenStore(url, settle=0, timeout=5)
+    store = RedisSeenStore(url, timeout=5)
     for turn in itertools.islice(stream, 200):
         serve(store, turn)
     barrier.wait(60)
@@ -255,7 +255,7 @@ def measure_memory(server: Server, admin: redis.Redis) -> list[dict[str, Any]]:
         ("at the bound of 1,024 blocks", 400, 15, 1_024),
         ("at a bound of 256 blocks", 400, 15, 256),
     ):
-        store = RedisSeenStore(server.url, settle=0, timeout=5, max_blocks=bound)
+        store = RedisSeenStore(server.url, timeout=5, max_blocks=bound)
         chat = Conversation("tenant", name)
         rng, largest, blocks, slowest = random.Random(name), 0, 0, 0.0
         for turn in range(turns):

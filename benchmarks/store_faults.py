@@ -14,8 +14,6 @@ from fault_proxy import Delay, Dribble, FaultProxy, Reorder, Stall, Swallow, Tru
 from redis_servers import Clock, Server, wait_until
 from warmprefix.stores import Conversation, MemorySeenStore, Operation, SeenStore, Snapshot
 from warmprefix_redis import RedisSeenStore
-from warmprefix_redis.breaker import CircuitBreaker
-from warmprefix_redis.guard import GuardedStore
 
 # REDIS from warmprefix_redis import RedisSeenStore
 
@@ -135,10 +133,7 @@ class MemoryLaboratory(Laboratory):
         if self._named == "none":
             return self._shared
         faulty = self._faulties[worker] = _Faulty(self._shared)
-        breaker = CircuitBreaker(
-            first_pause=0.002, longest_pause=0.02
-        )  # everything is faster here, so pauses are shorter
-        return GuardedStore(faulty, breaker=breaker, interval=0.05)
+        return faulty
 
     def wait(self, rng: random.Random) -> None:
         self._now += rng.choice((1.0, 30.0, 99.0, 101.0, 1_001.0))
@@ -167,20 +162,23 @@ class MemoryLaboratory(Laboratory):
 
 
 class _Faulty:
-    """A worker's connection to a store: calls fail before or after they are made, or come too late for the caller."""
+    """A worker's connection to a store: calls fail before or after they are made, or reach the store too late."""
 
     def __init__(self, store: SeenStore) -> None:
         self.fault: Literal["none", "before", "after", "late"] = "none"
         self._store = store
+        self._late: list[Operation[Any]] = []
 
     def execute(self, operation: Operation[T]) -> T:
-        fault = self.fault
-        if fault == "before":
+        while len(self._late) > (self.fault == "late"):  # on a connection that was given up
+            self._store.execute(self._late.pop(0))
+        if self.fault == "late":
+            self._late.append(operation)
+            raise TimeoutError("late")
+        if self.fault == "before":
             raise ConnectionError("before")
-        if fault == "late":
-            time.sleep(0.03)
         answer = self._store.execute(operation)
-        if fault == "after":
+        if self.fault == "after":
             raise ConnectionError("after")
         return answer
 
@@ -198,7 +196,6 @@ class RedisLaboratory(Laboratory):
     """A laboratory with a real server, and a proxy in front of it for each worker.
 
     Args:
-        settle: Seconds for which a store trusts no record of a server that is new to it.
         lease_ttl: Seconds in which a plan must be committed.
         flavour: A key of `redis_servers.binaries()`; None for the first.
     """
@@ -210,12 +207,10 @@ class RedisLaboratory(Laboratory):
         *,
         lossy: bool,
         asymmetric: bool,
-        settle: float = 1.0,
         lease_ttl: float = 3.0,
         flavour: str | None = None,
     ) -> None:
         super().__init__(seed, faults, lossy=lossy, asymmetric=asymmetric)
-        self._settle = settle
         self._lease_ttl = lease_ttl
         self._proxies: list[FaultProxy] = []
         self._clock = Clock()
@@ -228,8 +223,7 @@ class RedisLaboratory(Laboratory):
         while len(self._proxies) <= worker:
             self._proxies.append(FaultProxy(self._server.port, seed=self._rng.randrange(1 << 30)))
         url = f"redis://127.0.0.1:{self._proxies[worker].port}"
-        store = RedisSeenStore(url, settle=self._settle, lease_ttl=self._lease_ttl, max_blocks=64)
-        return GuardedStore(store)
+        return RedisSeenStore(url, lease_ttl=self._lease_ttl, max_blocks=64)
 
     @property
     def lease(self) -> Lease:
@@ -239,12 +233,7 @@ class RedisLaboratory(Laboratory):
         return super().holds(lease._replace(time=lease.time - 0.5))  # the two clocks are not read at the same moment
 
     def may_lose_worker(self) -> bool:
-        # A dead worker cannot repeat its forgets to a server that is restored from an older snapshot.
-        if not self._server.is_running or self._server.is_paused:
-            return False
-        if self._lossy:
-            self._snapshot()
-        return True
+        return self._server.is_running and not self._server.is_paused
 
     def repair(self) -> None:
         self._server.resume()

@@ -16,9 +16,8 @@ from store_faults import Laboratory, Lease
 from true_prompts import TENANTS, Findings, Message
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner
 from warmprefix.errors import StoreError
-from warmprefix.stores import Conversation, SeenStore
-from warmprefix_redis import RedisSeenStore
-from warmprefix_redis.guard import GuardedStore
+from warmprefix.planner.unsettled import Unsettled
+from warmprefix.stores import Conversation
 
 __all__ = ["Application", "World"]
 
@@ -119,10 +118,9 @@ class Library:
 class Worker:
     """One simulated process of the application; each of its calls is timed."""
 
-    def __init__(self, name: str, guard: GuardedStore | None, planner: ContextPlanner, times: array[float]) -> None:
+    def __init__(self, name: str, planner: ContextPlanner, times: array[float]) -> None:
         self.name = name
         self.planner = planner
-        self._guard = guard
         self._times = times
 
     def plan(self, blocks: Sequence[ContextBlock], **options: Any) -> ContextPlan:
@@ -143,27 +141,24 @@ class Worker:
 
     def has_unsent(self, chat: Chat) -> bool:
         """Return whether operations of a conversation have not reached the store yet."""
-        return self._guard is not None and bool(self._guard.outbox.waiting(chat.key))
+        return self._unsettled.get(chat.key) is not None
 
     @property
     def has_any_unsent(self) -> bool:
         """True if any operation has not reached the store yet."""
-        return self._guard is not None and len(self._guard.outbox) > 0
+        return len(self._unsettled) > 0
 
     def die(self) -> None:
         """End as after SIGKILL: unsent operations are lost."""
-        if self._guard is not None:
-            self._guard.outbox.clear()
+        self._unsettled.clear()
         self.close()
 
     def close(self) -> None:
         self.planner.close()
-        if isinstance(self._behind, RedisSeenStore):
-            self._behind.close()
 
     @property
-    def _behind(self) -> SeenStore | None:
-        return None if self._guard is None else self._guard.store
+    def _unsettled(self) -> Unsettled:
+        return self.planner._conversations._unsettled  # noqa: SLF001 - what no application may know
 
     def _timed(self, call: Callable[[], T]) -> T:
         began = time.perf_counter()
@@ -176,8 +171,8 @@ class Worker:
 class AsyncWorker(Worker):
     """A worker that uses the awaitable twins, on an event loop in a thread of its own."""
 
-    def __init__(self, name: str, guard: GuardedStore | None, planner: ContextPlanner, times: array[float]) -> None:
-        super().__init__(name, guard, planner, times)
+    def __init__(self, name: str, planner: ContextPlanner, times: array[float]) -> None:
+        super().__init__(name, planner, times)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"loop of {name}")
         self._thread.start()
@@ -207,8 +202,6 @@ class AsyncWorker(Worker):
 
     def close(self) -> None:
         self._await(self.planner.__aexit__())
-        if isinstance(self._behind, RedisSeenStore):
-            self._await(self._behind.aclose())
         self._await(_cancel_all())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -422,9 +415,9 @@ class World:
     # -- steps of operations -----------------------------------------------------------------------------------
 
     def _plan(self, chat: Chat, worker: Worker | None = None) -> Flight | None:
-        if self.careless and self._has_unsent(chat):
-            return None
         worker = self.rng.choice(self.workers) if worker is None else worker
+        if self.careless and self._has_unsent(chat, but=worker):
+            return None
         request, base = self._request(chat, worker), chat.history
         history = None
         if chat.shown or (not self.careless and self.rng.random() < 0.02):
@@ -489,9 +482,9 @@ class World:
         """Return whether the store must have the plan's lease, and so must not trust simultaneous turns."""
         return flight.plan.turn is not None and self.laboratory.holds(flight.lease)
 
-    def _has_unsent(self, chat: Chat) -> bool:
-        """Return whether a worker has operations of the conversation that have not reached the store."""
-        return any(worker.has_unsent(chat) for worker in self.workers)
+    def _has_unsent(self, chat: Chat, but: Worker | None = None) -> bool:
+        """Return whether another worker has operations of the conversation that have not reached the store."""
+        return any(worker.has_unsent(chat) for worker in self.workers if worker is not but)
 
     def _request(self, chat: Chat, worker: Worker) -> list[ContextBlock]:
         count = self.rng.choice((0, 1, 2, 3, 3, 4, 5, 6))
@@ -541,9 +534,8 @@ class World:
         self._workers += 1
         store = self.laboratory.store(index)
         planner = ContextPlanner(store=store, annotate="both")  # a label shows the place of each block
-        guard = store if isinstance(store, GuardedStore) else None
         kind = AsyncWorker if index % 2 else Worker
-        return kind(f"w{self._workers}", guard, planner, self.times)
+        return kind(f"w{self._workers}", planner, self.times)
 
     def _count(self, worker: Worker) -> None:
         stats = worker.planner.stats()

@@ -115,8 +115,6 @@ class PlannerStats:
     """Exceptions of the policy; the request stayed in relevance order."""
     store_errors: int = 0
     """Failed store operations; the request went on without de-duplication."""
-    lost_notices: int = 0
-    """Commits, abandons and forgets that never reach the store: too many were waiting."""
     contested_blocks: int = 0
     shared_orders: int = 0
     published_orders: int = 0
@@ -134,7 +132,8 @@ class PlannerStats:
     """Of `plan` and `aplan`, with the store's part."""
     store_latency: LatencySnapshot = _NO_LATENCY
     """Of the store calls made by `plan`, `commit`, `abandon` and their async twins."""
-    pending_notices: int = 0
+    unsettled_conversations: int = 0
+    """Those that the store must forget, because it failed; until then all of their blocks are sent."""
     queued_requests: int = 0
     """Announced requests that are not planned yet."""
     open_plans: int = 0

@@ -45,7 +45,6 @@ URL_SCHEMES = (
 
 _PORTS = {"cluster": 6_379, "sentinel": 26_379}
 _SYNC = (redis.Redis, redis.RedisCluster)
-_ASYNC = (redis.asyncio.Redis, redis.asyncio.RedisCluster)
 # Newer versions take this from `retry`, and warn about the older way.
 _NO_CLUSTER_RETRIES: dict[str, Any] = (
     {"cluster_error_retry_attempts": 0} if int(redis.__version__.split(".")[0]) < 6 else {}
@@ -157,22 +156,21 @@ def _database(path: str) -> int:
 # -- clients -----------------------------------------------------------------------------------------------------------
 
 
-def connect(target: RedisTarget, timeout: float, connect_timeout: float, *, is_async: bool = False) -> list[Any]:
+def connect(target: RedisTarget, timeout: float, *, is_async: bool = False) -> list[Any]:
     """Return a client, and behind it the clients that it needs itself; close them all.
 
     Only a Cluster's client for threads does I/O now, and then raises what redis-py raises.
 
     Args:
         target: The servers.
-        timeout: Seconds that a command may take.
-        connect_timeout: Seconds that connecting may take.
+        timeout: Seconds that connecting, and then each answer, may take.
         is_async: Return clients of `redis.asyncio`, for the tasks of one event loop.
     """
     library: Any = redis.asyncio if is_async else redis
     # RESP 2 needs no greeting on connecting, and every version of redis-py speaks it.
     common: dict[str, Any] = {
         "socket_timeout": timeout,
-        "socket_connect_timeout": connect_timeout,
+        "socket_connect_timeout": timeout,
         "retry": library.retry.Retry(NoBackoff(), 0),
         "protocol": 2,
     }
@@ -201,50 +199,25 @@ def is_cluster(client: Any) -> bool:
 
 
 class Clients:
-    """The clients of a store: its own, opened from a URL as needed, or those that it was given.
-
-    Own clients are one for all threads and one for each event loop. Given clients are not closed or changed.
-
-    Args:
-        target: A URL or a client.
-        async_client: A second client, of the other kind.
-        timeout: Seconds that a command of own clients may take.
-        connect_timeout: Seconds that connecting may take for own clients.
+    """The clients of a store: its own, one for all threads and one for each event loop; or a given one for threads.
 
     Raises:
-        TypeError: `target` is neither, or the two clients are of one kind.
-        ValueError: The URL cannot be used, or a client decodes responses.
+        TypeError: `target` is neither a URL nor a client for threads.
+        ValueError: The URL cannot be used, or the client decodes responses.
     """
 
-    def __init__(self, target: Any, async_client: Any, timeout: float, connect_timeout: float) -> None:
-        self._own: RedisTarget | None = None
-        self._given: dict[bool, Any] = {}
-        """By whether it is for tasks."""
+    def __init__(self, target: Any, timeout: float) -> None:
+        self._timeout = timeout
+        self._given = None if isinstance(target, str) else target
         if isinstance(target, str):
-            if async_client is not None:
-                raise TypeError(
-                    "async_client must be None if target is a URL, which serves threads and tasks,"
-                    f" got {type(async_client).__name__}"
-                )
-            self._own = parse_redis_url(target)
-        else:
-            for client in (target,) if async_client is None else (target, async_client):
-                is_async = isinstance(client, _ASYNC)
-                if not isinstance(client, _SYNC + _ASYNC) or is_async in self._given:
-                    raise TypeError(
-                        "target must be a URL, a Redis or RedisCluster of redis or of redis.asyncio, or one of each "
-                        f"with async_client; got {type(target).__name__} and {type(async_client).__name__}"
-                    )
-                if client.get_encoder().decode_responses:
-                    name = "target" if client is target else "async_client"
-                    raise ValueError(f"{name} must have decode_responses=False, as stored values are binary, got True")
-                self._given[is_async] = client
-        self.serve_threads = self._own is not None or False in self._given
-        self.serve_tasks = self._own is not None or True in self._given
-        self._connect = partial(connect, timeout=timeout, connect_timeout=connect_timeout)
+            self._target = parse_redis_url(target)
+        elif not isinstance(target, _SYNC):
+            raise TypeError(f"target must be a URL, or a Redis or RedisCluster of redis, got {type(target).__name__}")
+        elif target.get_encoder().decode_responses:  # type: ignore[no-untyped-call]
+            raise ValueError("target must have decode_responses=False, as stored values are binary, got True")
+        self._of_parent: list[object] = []
         self._for_threads: list[Any] = []
         self._for_loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, list[Any]] = weakref.WeakKeyDictionary()
-        self._of_parent: list[object] = []
         in_each_process(self._start_process)
 
     def _start_process(self) -> None:
@@ -256,24 +229,18 @@ class Clients:
 
     def sync(self) -> Any:
         """Return the client for threads."""
-        if self._own is None:
-            if not self.serve_threads:
-                raise TypeError("this store was given a redis.asyncio client only: await the methods that begin with a")
-            return self._given[False]
+        if self._given is not None:
+            return self._given
         opened = self._for_threads
         if not opened:
             with self._lock:
-                if not self._for_threads:
-                    self._for_threads = self._connect(self._own)
-                opened = self._for_threads
+                opened = self._for_threads = self._for_threads or connect(self._target, self._timeout)
         return opened[0]
 
     def asynchronous(self) -> Any:
         """Return the client for the tasks of the running event loop."""
-        if self._own is None:
-            if not self.serve_tasks:
-                raise TypeError("this store was given no redis.asyncio client: give it one as async_client, or a URL")
-            return self._given[True]
+        if self._given is not None:
+            raise TypeError("this store was given a client for threads: give it a URL, which serves tasks too")
         loop = asyncio.get_running_loop()
         opened = self._for_loops.get(loop)
         if opened is None:
@@ -281,13 +248,13 @@ class Clients:
                 # An open connection keeps its loop alive, so the weak reference alone would not end this.
                 for closed in [other for other in self._for_loops if other.is_closed()]:
                     del self._for_loops[closed]
-                opened = self._for_loops[loop] = self._connect(self._own, is_async=True)
+                opened = self._for_loops[loop] = connect(self._target, self._timeout, is_async=True)
         return opened[0]
 
     def disconnect(self, client: Any) -> Callable[[], Any]:
         """Return a call that closes idle own connections, so that the next command finds out which server is master."""
-        if self._own is None or is_cluster(client):  # a Cluster's client finds its masters by itself
-            return _nothing_async if isinstance(client, _ASYNC) else _nothing
+        if self._given is not None or is_cluster(client):  # a Cluster's client finds its masters by itself
+            return _nothing_async if isinstance(client, redis.asyncio.RedisCluster) else _nothing
         return partial(client.connection_pool.disconnect, inuse_connections=False)
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from warmprefix.ticker import Ticker
 from warmprefix_redis.connections import RedisTarget, connect, parse_redis_url
 from warmprefix_redis.followed_stream import IDLE_SECONDS, FollowedStream
 from warmprefix_redis.order_codec import MAX_ORDERS, WORKER_BYTES, decode, encode, orders_in, pack, stream_key
-from warmprefix_redis.wire import check_prefix
+from warmprefix_redis.record import check_prefix
 
 try:
     import redis
@@ -421,7 +421,7 @@ class _Connection:
         if not isinstance(self._given, RedisTarget):
             return self._given
         if not self._own:
-            self._own = connect(self._given, timeout=_TIMEOUT_SECONDS, connect_timeout=_TIMEOUT_SECONDS)
+            self._own = connect(self._given, _TIMEOUT_SECONDS)
         return self._own[0]
 
     def close(self) -> None:

@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 
 from warmprefix.errors import MissingExtraError
 from warmprefix.planner import PlannerOptions
-from warmprefix_redis.guard import GuardedStore
 from warmprefix_redis.order_sharing import RedisOrderSharing
 from warmprefix_redis.store import RedisSeenStore
 
@@ -46,7 +45,7 @@ class SharedSettings(BaseSettings):
     key_prefix: str = Field(default="wp", pattern=r"^[A-Za-z0-9_.:-]+$")
     """Beginning of all keys, before a colon. Planners of one prefix share; an ACL can be limited to it."""
     store_budget: float = Field(default=0.020, gt=0, allow_inf_nan=False)
-    """Seconds that a call to the store may take of a request's time."""
+    """Seconds that a request waits for the store to answer, and before that to connect."""
     conversation_ttl: float = Field(default=86_400.0, gt=0, allow_inf_nan=False)
     """Seconds after its last use at which a conversation is dropped."""
     lease_ttl: float = Field(default=600.0, gt=0, allow_inf_nan=False)
@@ -80,14 +79,10 @@ def planner_options(url: str | None, settings: SharedSettings | None) -> Planner
         max_blocks=settings.max_blocks,
         ttl=settings.conversation_ttl,
         lease_ttl=settings.lease_ttl,
-        # Longer than a request waits: a late commit is better than a lost one.
-        timeout=max(0.1, 2 * settings.store_budget),
-        connect_timeout=max(0.5, 2 * settings.store_budget),
+        timeout=settings.store_budget,
     )
-    guarded = GuardedStore(store, budget=settings.store_budget, owned=True)
-    guarded.start()
     return {
-        "store": guarded,
+        "store": store,
         "sharing": shared_orders(url, settings),
         "capacity_tokens": settings.capacity_tokens,
         "salt_key": settings.salt_key.get_secret_value().encode(),

@@ -57,7 +57,6 @@ _WIPES = "Times that a publisher's state was discarded: it restarted, or a gap c
 _REASONS = {
     "disabled_scope": "disabled_plans",
     "feed": "feed_errors",
-    "notice": "lost_notices",
     "observer": "observer_errors",
     "policy": "policy_errors",
     "recorder": "recorder_errors",
@@ -104,7 +103,7 @@ METRICS = (
         "counter", "fallbacks", "{fallback}", "Requests that went on without a failed or disabled part.", "", _REASONS
     ),
     _gauge("disabled_scopes", "{scope}", "Scopes without ordering because their engine evidently does not cache."),
-    _gauge("pending_notices", "{notice}", "Commits, abandons and forgets that wait until the store answers again."),
+    _gauge("unsettled_conversations", "{conversation}", "Conversations that the store must forget, because it failed."),
     # -- learned state
     _counter("shared_orders", "{order}", "Orders learned from other planners."),
     _counter("published_orders", "{order}", "Orders that other planners can learn."),

@@ -13,9 +13,14 @@ from true_prompts import Dialogue
 from warmprefix import ContextPlanner
 from warmprefix_redis import RedisSeenStore
 from warmprefix_redis.breaker import CircuitBreaker
-from warmprefix_redis.guard import GuardedStore
 
 OpenPlanner = Callable[..., ContextPlanner]
+
+
+def open_store(url: str, budget: float, breaker: CircuitBreaker | None = None, **options: Any) -> RedisSeenStore:
+    store = RedisSeenStore(url, timeout=budget, **options)
+    store.breaker = breaker or store.breaker
+    return store
 
 
 @pytest.fixture
@@ -27,14 +32,8 @@ def open_planner() -> Iterator[OpenPlanner]:
     """
     with contextlib.ExitStack() as opened:
 
-        def open_planner(
-            url: str, budget: float = 0.02, breaker: CircuitBreaker | None = None, **options: Any
-        ) -> ContextPlanner:
-            options = {"settle": 0.3, "timeout": max(budget, 0.1), **options}
-            store = opened.enter_context(contextlib.closing(RedisSeenStore(url, **options)))
-            return opened.enter_context(
-                ContextPlanner(store=GuardedStore(store, budget=budget, breaker=breaker, interval=0.1), annotate="both")
-            )
+        def open_planner(url: str, budget: float = 0.02, **options: Any) -> ContextPlanner:
+            return opened.enter_context(ContextPlanner(store=open_store(url, budget, **options), annotate="both"))
 
         yield open_planner
 
@@ -48,14 +47,20 @@ def dialogue() -> Iterator[Dialogue]:
 
 
 @pytest.fixture
-def recover() -> Callable[[Dialogue, ContextPlanner], int]:
-    """Play turns until a reference is made again, and return how many that took."""
+def recover() -> Callable[..., int]:
+    """Play turns until a reference is made again, and return how many that took.
 
-    def recover(dialogue: Dialogue, planner: ContextPlanner) -> int:
+    Meanwhile the other workers serve other conversations: with their commits they settle this one.
+    """
+
+    def recover(dialogue: Dialogue, planner: ContextPlanner, *others: ContextPlanner) -> int:
+        elsewhere = Dialogue("elsewhere")
         deadline = time.monotonic() + 20
         turns = 0
         while time.monotonic() < deadline:
             turns += 1
+            for other in others:
+                elsewhere.turn(other, [1])
             if dialogue.turn(planner, [1, 2, 3]).references:
                 return turns
             time.sleep(0.02)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-import re
 import sys
 import time
 from collections.abc import Sequence
@@ -21,8 +20,7 @@ import redis
 from true_prompts import Dialogue, Findings, Message
 from warmprefix import ContextPlanner
 from warmprefix.errors import StoreError
-from warmprefix_redis import RedisSeenStore, wire
-from warmprefix_redis.guard import GuardedStore
+from warmprefix_redis import RedisSeenStore, record
 
 CHAT = "the one that both serve"
 
@@ -115,10 +113,9 @@ def main(url: str, application: str, number: int, races: int, value_format: int 
     # The scheduler of a busy machine may take more than 20 ms from one of two workers: then the careless one is no
     # longer bound to be right. And where formats are compared, a call that fails must have failed for that.
     budget = 0.02 if value_format is None and not careless else 5.0
-    store = RedisSeenStore(url, settle=0, timeout=budget)
     with (
         redis.Redis.from_url(url, decode_responses=True) as client,
-        ContextPlanner(store=GuardedStore(store, budget=budget), annotate="both") as planner,
+        ContextPlanner(store=RedisSeenStore(url, timeout=budget), annotate="both") as planner,
     ):
         racer = Racer(planner, Storage(client, careless), number)
         alone = False
@@ -132,7 +129,6 @@ def main(url: str, application: str, number: int, races: int, value_format: int 
                 if racer.rng.random() < 0.1:
                     racer.cut()
         stats = planner.stats()
-    store.close()
     findings = racer.findings
     outcome = {"plans": findings.plans, "references": findings.references, "wrong": findings.wrong, "alone": alone}
     outcome |= {"store_errors": stats.store_errors, "conflicts": stats.conflicts, **racer.counts}
@@ -149,8 +145,8 @@ def meet(client: redis.Redis, place: int) -> bool:
 
 def write_format(version: int) -> None:
     """Let this process act as a release that stores other values under the same keys."""
-    for script in (wire.PREPARE, wire.COMMIT, wire.ABANDON, wire.FORGET):
-        text = re.sub(rb"(local FORMAT\b[^=]*= )1\b", rb"\g<1>%d" % version, script.text)
+    for script in record.SCRIPTS.values():
+        text = script.text.replace(b"local VERSION, ENDED = '1'", b"local VERSION, ENDED = '%d'" % version)
         assert text != script.text
         script.text, script.digest = text, hashlib.sha1(text, usedforsecurity=False).hexdigest()
 

@@ -14,7 +14,6 @@ from redis_servers import Server
 from true_prompts import Dialogue, Turn
 from warmprefix import ContextPlan, ContextPlanner
 from warmprefix_redis import RedisSeenStore
-from warmprefix_redis.guard import GuardedStore
 
 NEVER = 10_000
 
@@ -53,12 +52,11 @@ class Chats:
 async def chats() -> AsyncIterator[tuple[FaultProxy, Chats]]:
     with Server() as server, FaultProxy(server.port) as proxy:
         # Long times, because calls must not time out on a busy machine.
-        store = RedisSeenStore(f"redis://127.0.0.1:{proxy.port}", settle=0, timeout=5)
-        async with ContextPlanner(store=GuardedStore(store, budget=5, interval=0.1), annotate="both") as planner:
+        store = RedisSeenStore(f"redis://127.0.0.1:{proxy.port}", timeout=5)
+        async with ContextPlanner(store=store, annotate="both") as planner:
             chats = Chats(planner)
             await chats.check_answers()
             yield proxy, chats
-        await store.aclose()
 
 
 async def cancelled_after(steps: int, work: Awaitable[Any]) -> tuple[bool, Any]:

@@ -16,7 +16,7 @@ from true_prompts import Dialogue
 from warmprefix import ContextPlanner
 from warmprefix_redis.breaker import CircuitBreaker
 
-Recover = Callable[[Dialogue, ContextPlanner], int]
+Recover = Callable[..., int]
 OpenPlanner = Callable[..., ContextPlanner]
 
 
@@ -96,8 +96,8 @@ def test_a_bad_connection(
             dialogue.turn(planner, [1, 2, number])
             time.sleep(0.05)  # so that the breaker lets some of them through
     assert planner.stats().store_errors > 0
-    recover(dialogue, other)
-    recover(dialogue, planner)
+    recover(dialogue, other, planner)
+    recover(dialogue, planner, other)
     for worker in (other, planner):
         dialogue.turn(worker, range(30, 36))
 
@@ -190,8 +190,16 @@ def test_repeated_commit_after_a_lost_answer(
     turn = dialogue.plan(planner, [1, 10])
     with proxy.breaking(replies=Swallow()):
         dialogue.keep(turn)
-    wait_until(lambda: not planner.stats().pending_notices, "the outbox is empty")
-    assert len(dialogue.turn(patient(), [1, 2, 3, 10]).references) == 4  # it was recorded, and once
+    assert planner.stats().unsettled_conversations == 1
+    another = Dialogue("another")
+
+    def settled() -> bool:
+        another.turn(planner, [1])  # with its commit other conversations are settled
+        return not planner.stats().unsettled_conversations
+
+    wait_until(settled, "the breaker is closed, and the conversation settled")
+    assert dialogue.turn(patient(), [1, 2, 3, 10]).references == ()
+    assert len(dialogue.turn(patient(), [1, 2, 3, 10]).references) == 4
 
 
 def test_late_commit(patient: OpenPlanner, dialogue: Dialogue) -> None:

@@ -12,7 +12,7 @@ from redis_servers import Cluster, SentinelSetup, Server
 from true_prompts import Dialogue
 from warmprefix import ContextPlanner
 
-Recover = Callable[[Dialogue, ContextPlanner], int]
+Recover = Callable[..., int]
 OpenPlanner = Callable[..., ContextPlanner]
 
 
@@ -20,9 +20,9 @@ def test_failover_in_the_middle_of_a_conversation(
     dialogue: Dialogue, open_planner: OpenPlanner, recover: Recover
 ) -> None:
     with SentinelSetup() as setup:
-        planner, other = open_planner(setup.url, settle=1.0), open_planner(setup.url, settle=1.0)
-        recover(dialogue, planner)
-        recover(dialogue, other)
+        planner, other = open_planner(setup.url), open_planner(setup.url)
+        recover(dialogue, planner, other)
+        recover(dialogue, other, planner)
         turn = dialogue.plan(planner, [1, 2, 40])
         assert len(turn.plan.references) == 2
         old = setup.master
@@ -35,8 +35,8 @@ def test_failover_in_the_middle_of_a_conversation(
             time.sleep(0.02)
         assert planner.stats().store_errors > 0
         setup.wait_for_failover(old)
-        recover(dialogue, planner)
-        recover(dialogue, other)
+        recover(dialogue, planner, other)
+        recover(dialogue, other, planner)
 
 
 @pytest.mark.slow
@@ -45,11 +45,11 @@ def test_a_replica_that_missed_a_cut_takes_over(
 ) -> None:
     with SentinelSetup() as setup:
         planner, other = (
-            open_planner(setup.url, budget=0.2, settle=1.0),
-            open_planner(setup.url, budget=0.2, settle=1.0),
+            open_planner(setup.url, budget=0.2),
+            open_planner(setup.url, budget=0.2),
         )
-        recover(dialogue, planner)
-        recover(dialogue, other)
+        recover(dialogue, planner, other)
+        recover(dialogue, other, planner)
         old = setup.master
         replica = next(server for server in setup.servers if server is not old)
         replica.pause()  # it receives no more writes
@@ -90,8 +90,8 @@ def test_a_slot_moves_in_the_middle_of_a_conversation(
         finally:
             migration.end()
         assert cluster.owner(key) is target
-        recover(dialogue, planner)
-        recover(dialogue, other)
+        recover(dialogue, planner, other)
+        recover(dialogue, other, planner)
         assert len(dialogue.turn(other, [1, 2]).references) == 2
 
 

@@ -15,7 +15,7 @@ from true_prompts import Dialogue
 from warmprefix import ContextPlanner
 from warmprefix.errors import StoreError
 
-Recover = Callable[[Dialogue, ContextPlanner], int]
+Recover = Callable[..., int]
 OpenPlanner = Callable[..., ContextPlanner]
 
 
@@ -125,8 +125,8 @@ def test_restarted_with_empty_data(
     server.start()
     dialogue.keep(turn)
     dialogue.turn(planner, [1, 2, 7])
-    recover(dialogue, other)
-    recover(dialogue, planner)
+    recover(dialogue, planner, other)
+    recover(dialogue, other, planner)
 
 
 @pytest.mark.sample(2)
@@ -137,7 +137,7 @@ def test_restarted_with_empty_data(
 def test_restored_from_before_the_history_was_cut(
     who: str, outage: int, server: Server, open_planner: OpenPlanner, dialogue: Dialogue, recover: Recover
 ) -> None:
-    forgetful, another = open_planner(server.url, budget=0.2, settle=1.0), open_planner(server.url, settle=1.0)
+    forgetful, another = open_planner(server.url, budget=0.2), open_planner(server.url)
     recover(dialogue, forgetful)
     dialogue.turn(another, [1])
     with server.client() as client:
@@ -154,10 +154,7 @@ def test_restored_from_before_the_history_was_cut(
     with server.client() as client:
         records = [client.hlen(key) for key in client.keys("wp:*:seen")]
         assert max(records) > 4  # the record of the history before the cut
-    if who == "the one who forgot":
-        worker = forgetful
-    else:
-        worker = another if who == "another" else open_planner(server.url, settle=1.0)
+    worker = {"the one who forgot": forgetful, "another": another}.get(who) or open_planner(server.url)
     assert dialogue.turn(worker, [1, 2, 3]).references == ()
     recover(dialogue, worker)
 

@@ -57,7 +57,6 @@ def test_two_versions_of_the_value_format_side_by_side() -> None:
         outcomes = [outcome_of(worker) for worker in workers]
     for outcome in outcomes:
         assert outcome["wrong"] == 0, outcome
-        assert outcome["store_errors"] == 0  # values of another version are no error
         assert outcome["references"] > 0  # while the other worker is silent, there is a record again
 
 
@@ -80,14 +79,13 @@ def test_the_lease_of_a_dead_worker_ends(open_planner: OpenPlanner, dialogue: Di
 import os, signal, sys
 from true_prompts import Dialogue
 from warmprefix import ContextPlanner
-from warmprefix_redis import GuardedStore, RedisSeenStore
-store = RedisSeenStore(sys.argv[1], settle=0, lease_ttl=2, timeout=5)
-planner = ContextPlanner(store=GuardedStore(store, budget=5), annotate="both")
+from warmprefix_redis import RedisSeenStore
+planner = ContextPlanner(store=RedisSeenStore(sys.argv[1], lease_ttl=2, timeout=5), annotate="both")
 assert planner.plan(Dialogue.blocks([1, 9]), conversation="chat", placement="tail").turn == 2
 os.kill(os.getpid(), signal.SIGKILL)
 """
     with Server() as server:
-        planner = open_planner(server.url, budget=2, settle=0, lease_ttl=2)
+        planner = open_planner(server.url, budget=2, lease_ttl=2)
         dialogue.turn(planner, [1, 2])
         environment = {**os.environ, "PYTHONPATH": SEARCH_PATH}
         dead = subprocess.run([sys.executable, "-c", script, server.url], env=environment, check=False)

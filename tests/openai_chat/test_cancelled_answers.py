@@ -23,7 +23,6 @@ from redis_servers import Server
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner
 from warmprefix_openai import EngineLink
 from warmprefix_redis import RedisSeenStore
-from warmprefix_redis.guard import GuardedStore
 
 CANCELLATIONS = int(os.environ.get("WARMPREFIX_CANCELLATIONS", "0"))
 BLOCKS = [ContextBlock(f"All facts about {name}.", id=name) for name in ("sea", "sky", "sun")]
@@ -196,17 +195,16 @@ async def marked_stream(app: Application, plan: ContextPlan, messages: Messages)
 
 
 @asynccontextmanager
-async def application(turn: Any, store: str, client: str) -> AsyncIterator[Application]:
-    if store == "memory":
+async def application(turn: Any, kind: str, client: str) -> AsyncIterator[Application]:
+    if kind == "memory":
         async with _application(ContextPlanner(annotate="both"), turn, client) as app:
             yield app
         return
     with Server() as server:
-        redis = RedisSeenStore(f"redis://127.0.0.1:{server.port}", settle=0, timeout=30)
-        planner = ContextPlanner(store=GuardedStore(redis, budget=30), annotate="both")
+        store = RedisSeenStore(f"redis://127.0.0.1:{server.port}", timeout=30)
+        planner = ContextPlanner(store=store, annotate="both")
         async with planner, _application(planner, turn, client) as app:
             yield app
-        await redis.aclose()
 
 
 @asynccontextmanager

@@ -23,8 +23,6 @@ from warmprefix.blocks import Pin
 from warmprefix.ordering import POLICIES
 from warmprefix.plan import PlannedBlock
 from warmprefix.stores import Conversation, Forget, MemorySeenStore, Operation
-from warmprefix_redis.breaker import CircuitBreaker
-from warmprefix_redis.guard import GuardedStore
 
 T = TypeVar("T")
 
@@ -167,9 +165,7 @@ class Conversations(RuleBasedStateMachine):
     def start(self) -> None:
         self.now = 0.0
         self.store = FlakyStore(lambda: self.now)
-        # Only the store decides which calls fail. Time limits on a busy machine would not be reproducible.
-        guards = [GuardedStore(self.store, budget=60.0, breaker=CircuitBreaker(0, 0)) for _ in range(2)]
-        self.workers = [ContextPlanner(store=guard) for guard in guards]
+        self.workers = [ContextPlanner(store=self.store) for _ in range(2)]
         self.chats_opened = 0
 
     @rule(target=chats)

@@ -38,7 +38,6 @@ from warmprefix.stores import (
 )
 from warmprefix.telemetry import LatencySnapshot
 from warmprefix_redis import RedisSeenStore
-from warmprefix_redis.guard import GuardedStore
 from warmprefix_redis.order_sharing import RedisOrderSharing
 from warmprefix_redis.settings import SharedSettings
 from warmprefix_routing import AgentRouter, Assignment
@@ -103,7 +102,6 @@ class World:
     victims: ContextPlanner
     attackers: ContextPlanner
     store: SeenStore
-    guarded: GuardedStore
     sharing: OrderSharing
     victims_router: AgentRouter
     attackers_router: AgentRouter
@@ -185,7 +183,7 @@ OPERATORS: dict[tuple[str, str], Attack] = {}
 """Calls that concern all tenants by design: an application must not expose them to its tenants. They may erase records,
 so that the victim's blocks are sent again, but they must not reveal anything."""
 
-STORES = (MemorySeenStore, GuardedStore, RedisSeenStore)
+STORES = (MemorySeenStore, RedisSeenStore)
 SHARINGS = (NoSharing, RedisOrderSharing)
 
 
@@ -316,10 +314,11 @@ async def aabandon(world: World, loot: Loot, me: Conversation) -> object:
 
 
 @tries((ContextPlanner, "withdraw"))
-def withdraw(world: World, loot: Loot, me: Conversation) -> None:
+async def withdraw(world: World, loot: Loot, me: Conversation) -> None:
     for plan in forged(loot, me):
         world.attackers.withdraw(plan)
-    wait_until(lambda: not world.attackers.stats().pending_notices, "the store has forgotten")
+    while world.attackers.stats().unsettled_conversations:  # a task forgets them
+        await asyncio.sleep(0.01)
 
 
 @tries((ContextPlanner, "forget"))
@@ -346,72 +345,61 @@ def stats(world: World, loot: Loot, me: Conversation) -> None:
         assert {type(value) for value in values} <= {int, float, type(None), FeedStats, LatencySnapshot}
 
 
-def fronts(world: World) -> list[SeenStore]:
-    return [world.store, world.guarded]
-
-
 @tries(*((store, "execute(Prepare)") for store in STORES))
 def prepare(world: World, loot: Loot, me: Conversation) -> object:
-    return [store.execute(Prepare(me, loot.open.id, loot.labels)) for store in fronts(world)]
+    return world.store.execute(Prepare(me, loot.open.id, loot.labels))
 
 
-@tries(*((store, "aexecute(Prepare)") for store in (GuardedStore, RedisSeenStore)))
+@tries((RedisSeenStore, "aexecute(Prepare)"))
 async def aprepare(world: World, loot: Loot, me: Conversation) -> object:
-    results = [await world.guarded.aexecute(Prepare(me, loot.open.id, loot.labels))]
-    if isinstance(world.store, RedisSeenStore):
-        results.append(await world.store.aexecute(Prepare(me, loot.open.id, loot.labels)))
-    return results
+    return (
+        await world.store.aexecute(Prepare(me, loot.open.id, loot.labels))
+        if isinstance(world.store, RedisSeenStore)
+        else None
+    )
 
 
 @tries(*((store, "execute(Commit)") for store in STORES))
 def store_commit(world: World, loot: Loot, me: Conversation) -> object:
     plan_ids = (loot.open.id, loot.done.id, "no such plan")
-    return [store.execute(Commit(me, plan_id, loot.sent(3))) for store in fronts(world) for plan_id in plan_ids]
+    return [world.store.execute(Commit(me, plan_id, loot.sent(3))) for plan_id in plan_ids]
 
 
-@tries(*((store, "aexecute(Commit)") for store in (GuardedStore, RedisSeenStore)))
+@tries((RedisSeenStore, "aexecute(Commit)"))
 async def store_acommit(world: World, loot: Loot, me: Conversation) -> object:
-    results = [await world.guarded.aexecute(Commit(me, loot.open.id, loot.sent(3)))]
-    if isinstance(world.store, RedisSeenStore):
-        results.append(await world.store.aexecute(Commit(me, loot.open.id, loot.sent(3))))
-    return results
+    return (
+        await world.store.aexecute(Commit(me, loot.open.id, loot.sent(3)))
+        if isinstance(world.store, RedisSeenStore)
+        else None
+    )
 
 
 @tries(*((store, "execute(Abandon)") for store in STORES))
 def store_abandon(world: World, loot: Loot, me: Conversation) -> object:
-    return [store.execute(Abandon(me, plan_id)) for store in fronts(world) for plan_id in (loot.open.id, loot.done.id)]
+    return [world.store.execute(Abandon(me, plan_id)) for plan_id in (loot.open.id, loot.done.id)]
 
 
-@tries(*((store, "aexecute(Abandon)") for store in (GuardedStore, RedisSeenStore)))
+@tries((RedisSeenStore, "aexecute(Abandon)"))
 async def store_aabandon(world: World, loot: Loot, me: Conversation) -> object:
-    results = [await world.guarded.aexecute(Abandon(me, loot.open.id))]
-    if isinstance(world.store, RedisSeenStore):
-        results.append(await world.store.aexecute(Abandon(me, loot.open.id)))
-    return results
+    operation = Abandon(me, loot.open.id)
+    return await world.store.aexecute(operation) if isinstance(world.store, RedisSeenStore) else None
 
 
 @tries(*((store, "execute(Forget)") for store in STORES))
 def store_forget(world: World, loot: Loot, me: Conversation) -> None:
-    for store in fronts(world):
-        store.execute(Forget(me))
+    world.store.execute(Forget(me))
+    world.store.execute(Forget(me, (loot.open.id,), (loot.done.id,), loot.sent(3)))
 
 
-@tries((GuardedStore, "forget_soon"))
-def store_forget_soon(world: World, loot: Loot, me: Conversation) -> None:
-    world.guarded.forget_soon(me)
-    wait_until(lambda: not len(world.guarded.outbox), "the store has forgotten")
-
-
-@tries(*((store, "aexecute(Forget)") for store in (GuardedStore, RedisSeenStore)))
+@tries((RedisSeenStore, "aexecute(Forget)"))
 async def store_aforget(world: World, loot: Loot, me: Conversation) -> None:
-    await world.guarded.aexecute(Forget(me))
     if isinstance(world.store, RedisSeenStore):
         await world.store.aexecute(Forget(me))
 
 
 @tries(*((store, "inspect") for store in STORES))
 def store_inspect(world: World, loot: Loot, me: Conversation) -> object:
-    return [facts(store.inspect(me)) for store in fronts(world)]
+    return facts(world.store.inspect(me))
 
 
 @tries((RedisSeenStore, "ainspect"))
@@ -422,20 +410,6 @@ async def store_ainspect(world: World, loot: Loot, me: Conversation) -> object:
 def facts(snapshot: Snapshot | None) -> object:
     """What is the same in worlds whose plans have other ids."""
     return snapshot and (snapshot.epoch, snapshot.turn, set(snapshot.blocks), len(snapshot.leases))
-
-
-@tries((GuardedStore, "start"), (GuardedStore, "run_upkeep"), (RedisSeenStore, "maintain"))
-def maintain(world: World, loot: Loot, me: Conversation) -> None:
-    world.guarded.start()
-    world.guarded.run_upkeep()
-    if isinstance(world.store, RedisSeenStore):
-        world.store.maintain()
-
-
-@tries((RedisSeenStore, "amaintain"))
-async def amaintain(world: World, loot: Loot, me: Conversation) -> None:
-    if isinstance(world.store, RedisSeenStore):
-        await world.store.amaintain()
 
 
 def scopes(me: Conversation) -> list[Scope]:
@@ -610,20 +584,12 @@ def reset(world: World, loot: Loot, me: Conversation) -> None:
 
 @tries(*((store, "clear") for store in STORES), operators=True)
 def clear(world: World, loot: Loot, me: Conversation) -> None:
-    for store in fronts(world):
-        store.clear()
+    world.store.clear()
 
 
-@tries((RedisSeenStore, "aclear"), operators=True)
-async def aclear(world: World, loot: Loot, me: Conversation) -> None:
-    if isinstance(world.store, RedisSeenStore):
-        await world.store.aclear()
-
-
-@tries((ContextPlanner, "close"), *((GuardedStore, name) for name in ("close", "aclose", "stats")), operators=True)
+@tries((ContextPlanner, "close"), operators=True)
 def close(world: World, loot: Loot, me: Conversation) -> None:
     world.attackers.close()
-    world.guarded.close()
 
 
 @tries((NoSharing, "close"), (RedisOrderSharing, "close"), operators=True)
@@ -691,7 +657,6 @@ class Worlds:
         for router in {world.victims_router, world.attackers_router}:
             self._ends.callback(router.close)
         self._ends.callback(world.sharing.close)
-        self._ends.callback(world.guarded.close)
         return world
 
     def _in_memory(self) -> World:
@@ -700,7 +665,7 @@ class Worlds:
         other = one if self._kind == KINDS[0] else ContextPlanner(store=store, salt_key=SALT_KEY)
         first = AgentRouter(AGENTS)
         second = first if self._kind == KINDS[0] else AgentRouter(AGENTS)
-        return World(one, other, store, GuardedStore(store, budget=10.0), NoSharing(), first, second, None)
+        return World(one, other, store, NoSharing(), first, second, None)
 
     def _on_redis(self) -> World:
         prefix = f"world-{time.monotonic_ns()}"
@@ -708,12 +673,12 @@ class Worlds:
             redis_url=self._server.url, key_prefix=prefix, store_budget=10.0, salt_key=SecretStr(SALT_KEY.decode())
         )
         one, other = (ContextPlanner.from_url(settings=settings) for _ in range(2))
-        store = RedisSeenStore(self._server.url, prefix=prefix, timeout=20.0, connect_timeout=20.0)
+        store = RedisSeenStore(self._server.url, prefix=prefix, timeout=20.0)
         self._ends.push_async_callback(store.aclose)
         self._ends.callback(store.close)
         sharing = RedisOrderSharing(self._server.url, prefix=prefix)
         first, second = (AgentRouter.from_url(agents=AGENTS, settings=settings) for _ in range(2))
-        world = World(one, other, store, GuardedStore(store, budget=10.0), sharing, first, second, settings)
+        world = World(one, other, store, sharing, first, second, settings)
         for planner in (one, other):  # both follow the witness
             planner.plan([], tenant=WITNESS)
         for router in (first, second):
@@ -723,9 +688,6 @@ class Worlds:
 
 @pytest.fixture(params=KINDS)
 async def worlds(request: pytest.FixtureRequest, server: Server) -> AsyncIterator[Worlds]:
-    if request.param == KINDS[2]:
-        with server.client() as client:  # a server that was just started is not trusted yet
-            wait_until(lambda: client.info("server")["uptime_in_seconds"] > 3, "the server is old enough")
     async with Worlds(request.param, server) as worlds:
         yield worlds
 

@@ -18,9 +18,7 @@ from warmprefix import ContextBlock, ContextPlan, ContextPlanner, Scope, StoreEr
 from warmprefix.labels import label_candidates
 from warmprefix.ordering import BlockView, PrefixView, ServedBlock
 from warmprefix.prefix.tree import PrefixTree
-from warmprefix.stores import Conversation, MemorySeenStore, Operation, SeenStore, Snapshot
-from warmprefix_redis.breaker import CircuitBreaker
-from warmprefix_redis.guard import GuardedStore
+from warmprefix.stores import Conversation, MemorySeenStore, Operation, Snapshot
 
 T = TypeVar("T")
 
@@ -696,11 +694,6 @@ class FailingStore(MemorySeenStore):
             raise ConnectionError(operation)
 
 
-def impatient(store: SeenStore) -> ContextPlanner:
-    """Return a planner that calls its store again at once after a failure."""
-    return ContextPlanner(store=GuardedStore(store, budget=60.0, breaker=CircuitBreaker(0, 0)))
-
-
 class Unreachable(MemorySeenStore):
     def execute(self, operation: Operation[T]) -> T:
         try:
@@ -711,12 +704,12 @@ class Unreachable(MemorySeenStore):
 
 @pytest.mark.parametrize("level", [logging.WARNING, logging.DEBUG])
 def test_a_failing_store_is_logged_in_one_line(level: int, caplog: pytest.LogCaptureFixture) -> None:
-    planner = ContextPlanner(store=GuardedStore(Unreachable()))
+    planner = ContextPlanner(store=Unreachable())
     with caplog.at_level(level, "warmprefix"):
         for _ in range(2):
             planner.plan(blocks(1), conversation="chat", placement="tail")
     first = caplog.records[0]
-    assert first.getMessage().startswith("seen-block store failed: StoreError: ")
+    assert first.getMessage().startswith("seen-block store failed: RuntimeError: no answer ")
     assert "(because of OSError: connection refused by the server)" in first.getMessage()
     assert "\n" not in first.getMessage()
     assert bool(first.exc_info) == (level == logging.DEBUG), "the traceback is for those who ask for it"
@@ -725,7 +718,7 @@ def test_a_failing_store_is_logged_in_one_line(level: int, caplog: pytest.LogCap
 
 def test_a_failing_store_costs_only_references(caplog: pytest.LogCaptureFixture) -> None:
     store = FailingStore()
-    planner = impatient(store)
+    planner = ContextPlanner(store=store)
     for _ in range(2):  # so that references have paid for more labels
         serve(planner, 1, 2, conversation="chat", placement="tail")
     store.failing = "all"
@@ -740,13 +733,13 @@ def test_a_failing_store_costs_only_references(caplog: pytest.LogCaptureFixture)
     again = serve(planner, 1, 2, conversation="chat", placement="tail")
     assert shape(again) == ["full:1", "full:2"], "the store has no record before the turn that it missed"
     assert shape(serve(planner, 1, conversation="chat", placement="tail")) == ["ref:1"]
-    assert planner.stats().pending_notices == 0
+    assert planner.stats().unsettled_conversations == 0
 
 
 @pytest.mark.parametrize("operation", ["commit", "abandon", "forget"])
 def test_a_store_that_fails_after_planning_leaves_blocks_unseen(operation: str) -> None:
     store = FailingStore()
-    planner = impatient(store)
+    planner = ContextPlanner(store=store)
     plan = planner.plan(blocks(1), conversation="chat", placement="tail")
     store.failing = operation
     if operation == "commit":
@@ -760,34 +753,18 @@ def test_a_store_that_fails_after_planning_leaves_blocks_unseen(operation: str) 
     assert shape(planner.plan(blocks(1), conversation="chat", placement="tail")) == ["full:1"]
 
 
-def test_notices_that_a_store_never_receives_are_counted() -> None:
-    store = FailingStore()
-    planner = ContextPlanner(
-        store=GuardedStore(store, budget=60.0, breaker=CircuitBreaker(0, 0), max_pending=2, retry=600)
-    )
-    store.failing = "all"
-    for chat in ("one", "two", "three"):
-        with pytest.raises(StoreError):
-            planner.forget(chat)
-    assert planner.stats().pending_notices == 2
-    assert planner.stats().lost_notices == 1
-    store.failing = ""
-    planner.close()
-    assert planner.stats().pending_notices == 0
-
-
 def test_a_failing_reset_raises() -> None:
     store = FailingStore()
     store.failing = "clear"
     with pytest.raises(StoreError, match="clear for all conversations"):
-        ContextPlanner(store=GuardedStore(store)).reset()
+        ContextPlanner(store=store).reset()
 
 
 @pytest.mark.parametrize("correction", ["commit", "shown history", "forget"])
 def test_a_record_is_not_trusted_after_its_correction_failed(correction: str) -> None:
     """The history goes on without block 1, but the store fails and does not receive that."""
     store = FailingStore()
-    planner = impatient(store)
+    planner = ContextPlanner(store=store)
     kept = planner.plan(blocks(2), conversation="chat", placement="tail")
     serve(planner, 1, conversation="chat", placement="tail")  # its answer is thrown away for the other's
     store.failing = "all"
@@ -811,4 +788,4 @@ def test_a_failing_forget_raises() -> None:
     store = FailingStore()
     store.failing = "forget"
     with pytest.raises(StoreError, match="forget"):
-        ContextPlanner(store=GuardedStore(store)).forget("chat")
+        ContextPlanner(store=store).forget("chat")

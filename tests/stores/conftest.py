@@ -72,7 +72,7 @@ class RedisKits:
         return RedisKit(self, f"wp:{next(self._numbers)}")
 
     def open(self, **options: Any) -> SeenStore:
-        store = RedisSeenStore(self.url, settle=0, timeout=10, connect_timeout=10, **options)
+        store = RedisSeenStore(self.url, timeout=10, **options)
         self._stores.append(store)
         return store
 
@@ -116,7 +116,7 @@ class Awaiting:
         return self._result(self._store.ainspect(conversation))
 
     def clear(self) -> None:
-        self._result(self._store.aclear())
+        self._store.clear()
 
     def _result(self, call: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(call, self._loop).result()
@@ -211,7 +211,7 @@ def open_store(server: Server, admin: redis.Redis) -> Iterator[Callable[..., Red
     stores: list[RedisSeenStore] = []
 
     def open_store(**options: Any) -> RedisSeenStore:
-        stores.append(RedisSeenStore(server.url, **{"settle": 0, "timeout": 10, **options}))
+        stores.append(RedisSeenStore(server.url, **{"timeout": 10, **options}))
         return stores[-1]
 
     yield open_store

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Callable
 from functools import partial
@@ -14,10 +13,8 @@ from warmprefix.order_sharing import MAX_BLOCKS, LearnedOrder
 from warmprefix.stores import Conversation, MemorySeenStore, Prepare
 from warmprefix_redis import RedisSeenStore, check_prefix, parse_redis_url
 from warmprefix_redis.breaker import CircuitBreaker
-from warmprefix_redis.guard import GuardedStore
 from warmprefix_redis.order_codec import MAX_ORDERS, pack
 from warmprefix_redis.order_sharing import RedisOrderSharing
-from warmprefix_redis.outbox import Outbox
 from warmprefix_redis.settings import SharedSettings
 
 URL = "redis://localhost"
@@ -26,9 +23,8 @@ KEY = b"k" * 16
 OPERATIONS = "operation must be a Prepare, Commit, Abandon or Forget, got str"
 
 MEMORY = ["max_conversations", "max_blocks", "max_leases", "max_entries", "ttl", "lease_ttl"]
-REDIS = ["max_blocks", "max_leases", "ttl", "lease_ttl", "timeout", "connect_timeout"]
+REDIS = ["max_blocks", "max_leases", "ttl", "lease_ttl", "timeout"]
 SHARING = ["interval", "max_queue", "tail", "ttl"]
-GUARD = ["budget", "interval", "retry"]
 
 
 def positive(make: Callable[..., object], names: list[str], value: int = 0) -> list[tuple[Callable[[], object], str]]:
@@ -39,15 +35,9 @@ CASES: list[tuple[Callable[[], object], str]] = [
     *positive(MemorySeenStore, MEMORY),
     *positive(partial(RedisSeenStore, URL), REDIS, -1),
     *positive(partial(RedisOrderSharing, URL), SHARING),
-    *positive(partial(GuardedStore, MemorySeenStore()), GUARD),
-    (lambda: GuardedStore(MemorySeenStore(), threads=0), "threads must be 1 or more, got 0"),
-    (lambda: GuardedStore(MemorySeenStore(), max_pending=0), "max_pending must be 1 or more, got 0"),
-    (lambda: Outbox(0), "max_pending must be 1 or more, got 0"),
     (lambda: CircuitBreaker(6, 5), "first_pause must be 0 to longest_pause, which is 5, got 6"),
-    (lambda: RedisSeenStore(URL, settle=-1), "settle must be 0 or more, got -1"),
-    (lambda: RedisSeenStore(6379), "target must be a URL, a Redis or RedisCluster.*; got int and NoneType"),
+    (lambda: RedisSeenStore(6379), "target must be a URL, or a Redis or RedisCluster.*, got int"),
     (lambda: RedisSeenStore(redis.Redis(decode_responses=True)), "target must have decode_responses=False.*, got True"),
-    (lambda: RedisSeenStore(URL, async_client=1), "async_client must be None if target is a URL.*, got int"),
     (lambda: check_prefix(""), "prefix must not be empty, nor have braces.*; got ''"),
     (lambda: check_prefix("{a}"), "prefix must not be empty, nor have braces.*; got '{a}'"),
     (lambda: check_prefix(b"wp"), "prefix must be a str, got bytes"),  # type: ignore[arg-type]
@@ -61,8 +51,6 @@ CASES: list[tuple[Callable[[], object], str]] = [
     (lambda: pack(LearnedOrder([KEY], [-1], [0])), "order's tokens must be 0 to 16777215, got -1 to -1"),
     (lambda: MemorySeenStore().execute("forget"), OPERATIONS),  # type: ignore[arg-type]
     (lambda: RedisSeenStore(URL).execute("forget"), OPERATIONS),  # type: ignore[arg-type]
-    (lambda: GuardedStore(MemorySeenStore()).execute("forget"), OPERATIONS),  # type: ignore[arg-type]
-    (lambda: asyncio.run(GuardedStore(MemorySeenStore()).aexecute("forget")), OPERATIONS),  # type: ignore[arg-type]
     (lambda: RedisSeenStore(URL).execute(Prepare(CHAT, "p", {b"x": "x"})), "fingerprint must be 16 bytes, got 1"),
     (lambda: SharedSettings(store_budget=0), r"(?s)store_budget\n.*greater than 0"),
     (lambda: SharedSettings(key_prefix="{a}"), r"(?s)key_prefix\n.*match pattern"),

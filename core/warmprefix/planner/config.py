@@ -71,8 +71,7 @@ class PlannerConfig:
     max_open_plans: int = 10_000
     """Most open plans besides the last batch's; beyond it the oldest of the tenant with the most can't be committed."""
     store: SeenStore | None = None
-    """Remembers conversations; in this process by default. One that can be slow bounds the time of a call itself, as
-    `warmprefix_redis.GuardedStore` does."""
+    """Remembers conversations; in this process by default. One that can be slow bounds the time of a call itself."""
     sharing: OrderSharing | None = None
     """Exchanges learned orders with other planners of the same engine; None for no exchange."""
     templates: Templates | None = None

@@ -1,15 +1,16 @@
-"""The seen-block store of one planner: timed, and failing open."""
+"""The seen-block store of one planner: timed, failing open, and never trusted after a lost operation."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from warmprefix.errors import StoreError, StoreUnavailableError
 from warmprefix.labels import is_lasting_label
 from warmprefix.plan import ContextPlan
 from warmprefix.planner.references import PlanDraft
+from warmprefix.planner.unsettled import Unsettled, unanswered_id
 from warmprefix.stores import (
     Abandon,
     AsyncSeenStore,
@@ -22,23 +23,33 @@ from warmprefix.stores import (
     PreparedTurn,
     SeenBlock,
     SeenStore,
-    unanswered_id,
+    Steps,
+    arun_steps,
+    run_steps,
 )
 from warmprefix.telemetry import PlannerMetrics
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
 
 __all__ = ["ConversationStore"]
 
 T = TypeVar("T")
 
+_LAST_ATTEMPT_SECONDS = 1.0
+
 
 class ConversationStore:
     """What conversations have seen.
 
-    If the store fails or is slow, a request goes on without its answer. The planner's lock is never held here.
+    If the store fails or is slow, a request goes on without its answer. Then the conversation is unsettled: the store
+    may have executed the operation or not, and may still do so. Before its record is trusted again, the store must
+    forget it: when the conversation next does anything, or after the commit of another one. The planner's lock is never
+    held here.
 
     Args:
-        store: None for one in this process. One that can be slow bounds the time of a call itself, as
-            `warmprefix_redis.GuardedStore` does.
+        store: None for one in this process. One that can be slow bounds the time of a call itself.
         metrics: Counts failures, and times the calls.
     """
 
@@ -47,6 +58,8 @@ class ConversationStore:
         self._store: SeenStore = MemorySeenStore() if store is None else store
         is_awaited = isinstance(self._store, AsyncSeenStore)
         self._async_store: AsyncSeenStore = self._store if is_awaited else _AsyncTwin(self._store)  # type: ignore[assignment]
+        self._unsettled = Unsettled()
+        self._forgetting: set[asyncio.Task[bool]] = set()
 
     def prepare(self, draft: PlanDraft) -> PreparedTurn | None:
         """Return what the conversation has seen of a draft's blocks; None for nothing.
@@ -99,13 +112,11 @@ class ConversationStore:
         await self._aexecute(Abandon(_conversation(plan), _id_in_store(plan)))
 
     def withdraw(self, plan: ContextPlan) -> None:
-        """Forget the plan's conversation, without waiting for a shared store."""
+        """Forget the plan's conversation; a task does it if an event loop runs."""
         self._metrics.count("withdrawn_commits")
-        forget_soon = getattr(self._store, "forget_soon", None)
-        if forget_soon is None:
-            self._execute(Forget(_conversation(plan)))
-        else:
-            forget_soon(_conversation(plan))
+        conversation = _conversation(plan)
+        self._unsettled.add(Forget(conversation, ended=(_id_in_store(plan),)))
+        self._forget_soon(conversation)
 
     def forget(self, conversation: Conversation) -> None:
         """Forget a conversation.
@@ -113,37 +124,98 @@ class ConversationStore:
         Raises:
             StoreError: The store failed.
         """
-        self._store.execute(Forget(conversation))
+        self._unsettled.add(Forget(conversation))
+        try:
+            run_steps(self._forget_steps(conversation, self._store.execute))
+        except Exception as error:
+            raise StoreError("forget", conversation) from error
 
-    async def aforget(self, conversation: Conversation) -> None:
-        await self._async_store.aexecute(Forget(conversation))
+    # -- calls of the store --------------------------------------------------------------------------------------
 
     def _execute(self, operation: Operation[T]) -> T | None:
         """Return the result of an operation; None if the store failed."""
-        with self._timed():
-            return self._store.execute(operation)
-        return None
+        return run_steps(self._steps(operation, self._store.execute))
 
     async def _aexecute(self, operation: Operation[T]) -> T | None:
-        with self._timed():
-            return await self._async_store.aexecute(operation)
-        return None
+        return await arun_steps(self._steps(operation, self._async_store.aexecute))
 
-    @contextmanager
-    def _timed(self) -> Iterator[None]:
-        """Time a call of the store; if it fails, count that and go on."""
+    def _steps(self, operation: Operation[T], execute: Callable[[Operation[Any]], Any]) -> Steps[T | None]:
+        conversation = operation.conversation
+        is_prepared = isinstance(operation, Prepare)
         began = time.perf_counter()
         try:
-            yield
-        except Exception:
+            if self._unsettled.get(conversation) is not None:
+                if not is_prepared:
+                    self._unsettled.add(operation)
+                if not (yield from self._settle(conversation, execute)) or not is_prepared:
+                    if is_prepared:
+                        self._unsettled.add(operation, was_sent=False)
+                    return None
+            result: T = yield partial(execute, operation)
+            if not is_prepared and (other := self._unsettled.oldest()) is not None:  # no request waits for this
+                yield from self._settle(other, execute)
+        except Exception as error:
             self._metrics.degrade("store")
+            self._unsettled.add(operation, was_sent=not isinstance(error, StoreUnavailableError))
+            return None
+        except BaseException:
+            # The application receives the exception in place of a plan, or of the answer that it commits.
+            self._unsettled.add(
+                Abandon(conversation, operation.plan_id) if isinstance(operation, Prepare) else operation
+            )
+            if isinstance(operation, Commit):
+                self._forget_soon(conversation)
+            raise
         finally:
             self._metrics.store_latency.observe(time.perf_counter() - began)
+        return result
+
+    def _settle(self, conversation: Conversation, execute: Callable[[Operation[Any]], Any]) -> Steps[bool]:
+        """Have the store forget an unsettled conversation; False if it failed."""
+        try:
+            yield from self._forget_steps(conversation, execute)
+        except Exception:
+            self._metrics.degrade("store")
+            return False
+        return True
+
+    def _settle_all(self, execute: Callable[[Operation[Any]], Any]) -> Steps[None]:
+        deadline = time.monotonic() + _LAST_ATTEMPT_SECONDS
+        while (oldest := self._unsettled.oldest()) is not None and time.monotonic() < deadline:
+            if not (yield from self._settle(oldest, execute)):
+                break
+
+    def _forget_steps(self, conversation: Conversation, execute: Callable[[Operation[Any]], Any]) -> Steps[None]:
+        forget = self._unsettled.get(conversation)
+        if forget is None:  # another thread was faster
+            return
+        try:
+            yield partial(execute, forget)
+        except Exception as error:
+            self._unsettled.failed(forget, error)
+            raise
+        self._unsettled.settled(forget)
+
+    def _forget_soon(self, conversation: Conversation) -> None:
+        if self._async_store is self._store:
+            import asyncio  # slow to import, and applications with tasks have imported it
+
+            try:
+                loop = asyncio.get_running_loop()
+            except RuntimeError:
+                pass
+            else:
+                task = loop.create_task(arun_steps(self._settle(conversation, self._async_store.aexecute)))  # type: ignore[arg-type]
+                self._forgetting.add(task)  # the loop itself holds tasks weakly
+                task.add_done_callback(self._forgetting.discard)
+                return
+        run_steps(self._settle(conversation, self._store.execute))
+
+    # -- upkeep --------------------------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
-        """Return the `PlannerStats` of operations that a shared store has not received."""
-        stats = getattr(self._store, "stats", dict)
-        return dict(stats())
+        """Return the `PlannerStats` of conversations."""
+        return {"unsettled_conversations": len(self._unsettled)}
 
     def clear(self) -> None:
         """Forget all conversations.
@@ -151,18 +223,27 @@ class ConversationStore:
         Raises:
             StoreError: The store failed.
         """
-        self._store.clear()
+        try:
+            self._store.clear()
+        except Exception as error:
+            raise StoreError("clear", "all conversations") from error
+        self._unsettled.clear()
 
     def close(self) -> None:
+        """Try once more to settle all conversations, for one second at most; then close the store."""
+        run_steps(self._settle_all(self._store.execute))
         close = getattr(self._store, "close", None)
         if close is not None:
             close()
 
     async def aclose(self) -> None:
-        """Close the connections of this event loop too."""
+        """Do the same as `close`, and close the connections of this event loop too."""
+        await arun_steps(self._settle_all(self._async_store.aexecute))
         aclose = getattr(self._store, "aclose", None)
         if aclose is None:
-            self.close()
+            close = getattr(self._store, "close", None)
+            if close is not None:
+                close()
         else:
             await aclose()
 

@@ -287,8 +287,8 @@ class ContextPlanner:
     def withdraw(self, plan: ContextPlan) -> None:
         """Take back a commit whose answer the application does not keep.
 
-        The plan's conversation has seen nothing until its next commit; what was learned of the engine stays. Does not
-        wait for a shared store; does nothing for a plan without a conversation.
+        The plan's conversation has seen nothing until its next commit; what was learned of the engine stays. Where an
+        event loop runs, a task notifies a shared store. Does nothing for a plan without a conversation.
         """
         check_plan(plan)
         if plan.tracked:
@@ -300,7 +300,7 @@ class ContextPlanner:
         Call it after a cut, an edit, a summary or a branch, if `plan` gets no `history`. Open plans count as unseen.
 
         Raises:
-            StoreError: The store failed. It receives this once it answers again; until then only this planner forgets.
+            StoreError: The store failed. This planner does not trust its record before it has forgotten; others do.
         """
         check_names(conversation=conversation, tenant=tenant)
         self._conversations.forget(Conversation(tenant, conversation))

@@ -9,7 +9,6 @@ from warmprefix.stores.operations import (
     Commit,
     Conversation,
     Forget,
-    MaintainableStore,
     Operation,
     Prepare,
     PreparedTurn,
@@ -19,7 +18,6 @@ from warmprefix.stores.operations import (
     Steps,
     arun_steps,
     run_steps,
-    unanswered_id,
     unknown_operation,
 )
 
@@ -29,7 +27,6 @@ __all__ = [
     "Commit",
     "Conversation",
     "Forget",
-    "MaintainableStore",
     "MemorySeenStore",
     "Operation",
     "Prepare",
@@ -40,6 +37,5 @@ __all__ = [
     "Steps",
     "arun_steps",
     "run_steps",
-    "unanswered_id",
     "unknown_operation",
 ]

@@ -94,12 +94,7 @@ class MemorySeenStore:
 
     def _prepare(self, operation: Prepare, now: float) -> PreparedTurn:
         plan_id, proposed = operation.plan_id, operation.proposed
-        state = self._use(operation.conversation, now)
-        if state is None:
-            state = _State(used=now)
-            self._states.put(operation.conversation, state, operation.conversation.tenant)
-            while len(self._states) > self._max_conversations:
-                self._evict()
+        state = self._use(operation.conversation, now) or self._new_state(operation.conversation, now)
         state.settle(now)
         if plan_id not in state.closed:
             state.leases[plan_id] = _Lease(state.turn, now + self._lease_ttl)
@@ -141,10 +136,29 @@ class MemorySeenStore:
 
     def _forget(self, operation: Forget, now: float) -> None:
         state = self._states.get(operation.conversation)
-        if state is not None:
-            state.roll_back(0)
-            for lease in state.leases.values():
-                lease.turn = _ENDED
+        if state is None:
+            if not (operation.open or operation.sent):
+                return
+            state = self._new_state(operation.conversation, now)
+        state.roll_back(0)
+        for lease in state.leases.values():
+            lease.turn = _ENDED
+        for plan_id in operation.ended:
+            state.close(plan_id, self._max_leases)
+        for plan_id in operation.open:
+            if plan_id not in state.closed:
+                state.leases[plan_id] = _Lease(_ENDED, now + self._lease_ttl)
+        state.trim_leases(self._max_leases)
+        state.take_labels(operation.sent)
+        state.trim(self._max_blocks)
+        self._count(operation.conversation, state)
+
+    def _new_state(self, conversation: Conversation, now: float) -> _State:
+        state = _State(used=now)
+        self._states.put(conversation, state, conversation.tenant)
+        while len(self._states) > self._max_conversations:
+            self._evict()
+        return state
 
     def inspect(self, conversation: Conversation) -> Snapshot | None:
         """Return a conversation's state, or None if it is unknown."""

@@ -12,7 +12,6 @@ __all__ = [
     "Commit",
     "Conversation",
     "Forget",
-    "MaintainableStore",
     "Operation",
     "Prepare",
     "PreparedTurn",
@@ -22,7 +21,6 @@ __all__ = [
     "Steps",
     "arun_steps",
     "run_steps",
-    "unanswered_id",
     "unknown_operation",
 ]
 
@@ -131,20 +129,19 @@ class Abandon(Operation[bool]):
 
 @dataclass(frozen=True, slots=True)
 class Forget(Operation[None]):
-    """Mark every block as unseen, because the history was changed: `epoch` grows and every lease ends.
+    """Mark every block as unseen, because the history was changed or is uncertain: `epoch` grows and every lease ends.
 
-    Labels stay taken and the turn count continues, because the history may still contain some of the blocks.
+    Labels stay taken and the turn count continues, because the history may still contain some of the blocks. The other
+    fields are what a planner could not notify the store of in time.
     """
 
     name: ClassVar[str] = "forget"
-
-
-def unanswered_id(plan_id: str) -> str:
-    """Return the id to use for a plan after its `Prepare` got no answer in time.
-
-    The plan's own id is unusable then, because that `Prepare` may still reach the store late.
-    """
-    return f"{plan_id}?"
+    ended: Sequence[str] = ()
+    """Plans that were committed or abandoned, whether the store has a lease of them or not."""
+    open: Sequence[str] = ()
+    """Plans without a lease, because their `Prepare` got no answer. They get one that has ended."""
+    sent: Sequence[SeenBlock] = ()
+    """Blocks of those plans, whose labels are taken."""
 
 
 def unknown_operation(operation: object) -> TypeError:
@@ -169,7 +166,8 @@ class SeenStore(Protocol):
       bound or ended by `Forget`, its past is unknown, and everything is forgotten.
     - Until such a plan is committed or abandoned, blocks recorded since its past are contested. If its lease times out
       or is dropped by a bound, they are forgotten, as if the plan had been committed.
-    - Every operation on an unknown conversation or plan is valid and does nothing.
+    - Every operation on an unknown conversation or plan is valid and does nothing, but that `Prepare` begins a record,
+      as does a `Forget` with open plans or sent blocks.
     - State is bounded. A conversation dropped by a bound becomes unknown.
     """
 
@@ -188,23 +186,10 @@ class SeenStore(Protocol):
 
 @runtime_checkable
 class AsyncSeenStore(Protocol):
-    """A `SeenStore` that tasks can await.
-
-    A store that lacks what it needs for one of the two kinds of caller has an attribute `serves_threads` or
-    `serves_tasks` that is False.
-    """
+    """A `SeenStore` that tasks can await."""
 
     async def aexecute(self, operation: Operation[T]) -> T:
         """Execute one operation and return its result."""
-        ...
-
-
-@runtime_checkable
-class MaintainableStore(Protocol):
-    """A store with work to do between requests."""
-
-    def maintain(self) -> None:
-        """Do the work that is due. Called about twice per second by one thread, never during a request; may raise."""
         ...
 
 

@@ -1,14 +1,15 @@
--- Mark every block as unseen, because the history was changed, and end every lease. The leases are kept, because their
--- plans may still be committed, which rolls back later turns.
+-- Mark every block as unseen, because the history was changed or is uncertain, and end every lease.
 
-return run(function()
-  local state = load({})
-  if not state then
-    discard()
-    return 0
-  end
-  roll_back(state, 0)
-  for _, lease in ipairs(state.leases) do lease.turn = ENDED end
-  save(state, {})
-  return 1
-end)
+local state, new, damaged = load()
+if damaged then redis.call('UNLINK', key) end
+if not state and #request.open == 0 and #request.sent == 0 then return 0 end
+state = state or new
+forget(state)
+for _, plan in ipairs(request.ended) do end_plan(state, plan) end
+for _, plan in ipairs(request.open) do
+  if not has_ended(state, plan) then state.leases[#state.leases + 1] = {plan, ENDED, now() + request.lease_ttl} end
+end
+while #state.leases > request.max_leases do table.remove(state.leases, 1) end
+take(state, nil)
+save(state)
+return 1
