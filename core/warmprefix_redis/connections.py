@@ -213,7 +213,7 @@ class Clients:
             self._target = parse_redis_url(target)
         elif not isinstance(target, _SYNC):
             raise TypeError(f"target must be a URL, or a Redis or RedisCluster of redis, got {type(target).__name__}")
-        elif target.get_encoder().decode_responses:  # type: ignore[no-untyped-call]
+        elif target.get_encoder().decode_responses:
             raise ValueError("target must have decode_responses=False, as stored values are binary, got True")
         self._of_parent: list[object] = []
         self._for_threads: list[Any] = []

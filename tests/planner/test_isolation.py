@@ -7,6 +7,7 @@ all its results must be the same. In the third, the victim is alone: its next pl
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import time

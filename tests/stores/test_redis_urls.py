@@ -93,11 +93,11 @@ def test_errors_never_quote_a_password(url: str) -> None:
 )
 async def test_clients_neither_retry_nor_connect_at_once(url: str) -> None:
     target = parse_redis_url(url)
-    clients, async_clients = connect(target, 0.1, 0.5), connect(target, 0.1, 0.5, is_async=True)
+    clients, async_clients = connect(target, 0.1), connect(target, 0.1, is_async=True)
     for client in clients + async_clients:
         options = client.get_connection_kwargs()
         assert options["retry"]._retries == 0
-        assert (options["socket_timeout"], options["socket_connect_timeout"]) == (0.1, 0.5)
+        assert (options["socket_timeout"], options["socket_connect_timeout"]) == (0.1, 0.1)
     for client in clients:
         client.close()
     for client in async_clients:
@@ -105,6 +105,6 @@ async def test_clients_neither_retry_nor_connect_at_once(url: str) -> None:
 
 
 def test_options_of_the_url_take_precedence() -> None:
-    (client,) = connect(parse_redis_url("redis://host?socket_timeout=7"), 0.1, 0.5)
+    (client,) = connect(parse_redis_url("redis://host?socket_timeout=7"), 0.1)
     assert client.get_connection_kwargs()["socket_timeout"] == 7
     client.close()

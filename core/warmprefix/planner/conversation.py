@@ -197,7 +197,7 @@ class ConversationStore:
         self._unsettled.settled(forget)
 
     def _forget_soon(self, conversation: Conversation) -> None:
-        if self._async_store is self._store:
+        if isinstance(self._store, AsyncSeenStore):
             import asyncio  # slow to import, and applications with tasks have imported it
 
             try:
@@ -205,7 +205,7 @@ class ConversationStore:
             except RuntimeError:
                 pass
             else:
-                task = loop.create_task(arun_steps(self._settle(conversation, self._async_store.aexecute)))  # type: ignore[arg-type]
+                task = loop.create_task(arun_steps(self._settle(conversation, self._async_store.aexecute)))
                 self._forgetting.add(task)  # the loop itself holds tasks weakly
                 task.add_done_callback(self._forgetting.discard)
                 return

@@ -21,7 +21,7 @@ class Fill:
     """Puts conversations into a server."""
 
     def __init__(self, url: str, prefix: str) -> None:
-        self._store = RedisSeenStore(url, prefix=prefix, settle=0, timeout=10, connect_timeout=10)
+        self._store = RedisSeenStore(url, prefix=prefix, timeout=10)
         self._plans = 0
 
     def turns(self, conversation: Conversation, blocks: int = 3, turns: int = 2) -> list[SeenBlock]:

@@ -119,7 +119,7 @@ def test_state_commands_need_no_more(
 
 
 def test_other_keys_are_out_of_reach(each_server: Server, user: User) -> None:
-    store = RedisSeenStore(user.url(each_server.url), prefix="other", settle=0)
+    store = RedisSeenStore(user.url(each_server.url), prefix="other")
     with pytest.raises(redis.RedisError, match=r"(?i)no permissions|permission"):
         store.execute(Prepare(CHAT, "plan", {}))
     store.close()
@@ -143,7 +143,7 @@ def store_works(url: str, admin: Admin) -> bool:
     admin.script_flush()
     future, block = Conversation("acme", "of another version"), SeenBlock(b"f" * 16, "label", 1, 10)
     admin.hset(conversation_key("wp", future), "m", b"\x07")
-    store = RedisSeenStore(url, settle=0, timeout=10, connect_timeout=10)
+    store = RedisSeenStore(url, timeout=10)
     try:
         for plan in ("a", "b", "c"):
             store.execute(Prepare(CHAT, plan, {block.fingerprint: block.label}))
@@ -152,7 +152,6 @@ def store_works(url: str, admin: Admin) -> bool:
         assert store.execute(Abandon(CHAT, "c"))
         assert store.inspect(CHAT)
         store.execute(Forget(CHAT))
-        store.maintain()
         assert store.execute(Prepare(future, "d", {})).turn == 0
     except redis.RedisError:
         return False
@@ -206,7 +205,7 @@ def order(number: int) -> LearnedOrder:
 def test_reset_needs_the_documented_permissions(each_server: Server, user: User) -> None:
     assert ADDED[RESET] == ["+scan"]
     user.may(*COMMANDS, *ADDED[RESET])
-    store = RedisSeenStore(user.url(each_server.url), settle=0)
+    store = RedisSeenStore(user.url(each_server.url))
     store.execute(Prepare(CHAT, "plan", {}))
     store.clear()
     assert store.inspect(CHAT) is None
@@ -259,9 +258,8 @@ def cluster_works(cluster: Cluster, url: str, admins: list[Admin]) -> bool:
     target.execute_command("CLUSTER SETSLOT", slot, "IMPORTING", source_id)
     source.execute_command("CLUSTER SETSLOT", slot, "MIGRATING", target_id)
     try:
-        store = RedisSeenStore(url, settle=0, timeout=10, connect_timeout=10)
+        store = RedisSeenStore(url, timeout=10)
         try:
-            store.maintain()
             store.execute(Prepare(CHAT, "plan", {}))
             return store.execute(Abandon(CHAT, "plan"))
         finally:
@@ -281,7 +279,7 @@ def test_sentinels_need_the_documented_permissions(sentinels: SentinelSetup, dro
         allowed = [command for command in ADDED[SENTINELS] if command != dropped]
         admin.execute_command("ACL SETUSER", "planner", "reset", "on", ">x", *allowed)
         url = f"{sentinels.url}?sentinel_username=planner&sentinel_password=x"
-        store = RedisSeenStore(url, settle=0, timeout=10, connect_timeout=10)
+        store = RedisSeenStore(url, timeout=10)
         try:
             store.execute(Prepare(CHAT, "plan", {}))
             assert dropped is None

@@ -114,7 +114,7 @@ async def test_tasks_speak_tls(front: TlsFront) -> None:
 )
 def test_wrong_certificate_is_refused(front: TlsFront, host: str, options: str, run: Callable[..., Any]) -> None:
     url = f"rediss://{host}:{front.port}{options}"
-    store = RedisSeenStore(url, timeout=10, connect_timeout=10)
+    store = RedisSeenStore(url, timeout=10)
     with pytest.raises(redis.ConnectionError, match=r"certificate verify failed|CERTIFICATE_VERIFY_FAILED"):
         store.execute(Prepare(CHAT, "plan", {}))
     store.close()
@@ -126,7 +126,7 @@ def test_wrong_certificate_is_refused(front: TlsFront, host: str, options: str, 
 
 def test_plain_connection_to_tls_and_back_is_refused(front: TlsFront, server: Server) -> None:
     for url in (f"redis://127.0.0.1:{front.port}", f"rediss://127.0.0.1:{server.port}?ssl_ca_certs={AUTHORITY}"):
-        store = RedisSeenStore(url, timeout=2, connect_timeout=2)
+        store = RedisSeenStore(url, timeout=2)
         with pytest.raises(redis.RedisError):
             store.execute(Prepare(CHAT, "plan", {}))
         store.close()

@@ -300,7 +300,7 @@ def _connected(url: str | None, prefix: str) -> Iterator[Any]:
     place = {"cluster": f"the Cluster at {hosts}", "sentinel": f"{target.service}, for the Sentinels at {hosts}"}
     where = place.get(target.kind, "the server")
     try:
-        opened = connect(target, _COMMAND_SECONDS, _COMMAND_SECONDS)
+        opened = connect(target, _COMMAND_SECONDS)
         try:
             where = place.get(target.kind) or _address_of(opened[0])
             yield opened[0]
