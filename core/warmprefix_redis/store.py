@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
-from redis.exceptions import InvalidResponse, ResponseError
+from redis.exceptions import InvalidResponse, ReadOnlyError, ResponseError
 
 from warmprefix.errors import StoreUnavailableError
 from warmprefix.stores import (
@@ -150,7 +150,7 @@ class RedisSeenStore:
                 if not isinstance(answer, int):
                     raise InvalidResponse(f"the answer to {operation.name} was damaged, or belongs to another call")
             except (ResponseError, InvalidResponse) as error:
-                if isinstance(error, InvalidResponse) or "READONLY" in str(error):
+                if isinstance(error, ReadOnlyError | InvalidResponse) or "READONLY" in str(error):
                     yield self._clients.disconnect(client)
                 raise
         return None if isinstance(operation, Forget) else bool(answer)

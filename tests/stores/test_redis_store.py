@@ -610,7 +610,6 @@ sys.modules["redis"] = None
 from warmprefix.errors import MissingExtraError
 try:
     from warmprefix_redis import RedisSeenStore
-from warmprefix_redis.breaker import CircuitBreaker
 except MissingExtraError as error:
     print(error)
 """

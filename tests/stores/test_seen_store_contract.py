@@ -398,6 +398,71 @@ def test_prepare_after_the_end_takes_no_lease(store: SeenStore) -> None:
     assert contested(store) == ""
 
 
+# -- what a planner could not notify the store of in time ----------------------------------------------------------
+
+
+def test_forget_returns_the_leases_of_ended_plans(store: SeenStore) -> None:
+    serve(store, "p1", "A")
+    prepare(store, "p2", "B")
+    store.execute(Forget(CHAT, ended=["p2", "unknown"]))
+    assert serve(store, "p3", "C")
+    assert contested(store) == ""
+    assert not store.execute(Commit(CHAT, "p2", sent("B", 2))), "it comes late"
+    assert prepare(store, "unknown", "C").turn == 2
+    assert set(state(store).leases) == set(), "so does this one"
+    assert seen(store) == "C"
+
+
+def test_forget_contests_what_follows_an_open_plan(store: SeenStore) -> None:
+    """The answer to that plan may be stored over it before anybody commits it."""
+    store.execute(Forget(CHAT, open=["p1"]))
+    serve(store, "p2", "A")
+    assert contested(store) == "A"
+    assert state(store).leases == ()
+    assert not store.execute(Commit(CHAT, "p1", sent("B")))
+    assert seen(store) == ""
+    store.execute(Forget(CHAT, open=["p1"]))
+    serve(store, "p3", "C")
+    assert contested(store) == "", "the plan has ended"
+
+
+def test_open_plan_of_forget_times_out(kit: Kit) -> None:
+    store = kit.store(lease_ttl=60)
+    store.execute(Forget(CHAT, open=["p1"]))
+    serve(store, "p2", "A")
+    kit.wait(61)
+    assert seen(store) == ""
+    assert serve(store, "p3", "B")
+    assert contested(store) == ""
+
+
+def test_forget_takes_the_labels_of_sent_blocks(store: SeenStore) -> None:
+    store.execute(Forget(CHAT, sent=[SeenBlock(key("A"), "x", 1, 1), SeenBlock(key("B"), "y", 1, 1)]))
+    prepared = store.execute(Prepare(CHAT, "p1", {key("A"): "x", key("C"): "y"}))
+    assert prepared.seen == {}
+    assert prepared.taken == {"y"}
+
+
+def test_forget_may_be_executed_twice(store: SeenStore) -> None:
+    serve(store, "p1", "A")
+    prepare(store, "p2", "B")
+    for _ in range(2):
+        store.execute(Forget(CHAT, ["p2"], ["p3"], sent("B")))
+    store.execute(Abandon(CHAT, "p3"))
+    assert serve(store, "p4", "C")
+    assert contested(store) == ""
+
+
+def test_forget_keeps_the_bounds(kit: Kit) -> None:
+    store = kit.store(max_blocks=2, max_leases=2)
+    prepare(store, "p1", "A")
+    plans = [f"q{number}" for number in range(5)]
+    store.execute(Forget(CHAT, plans, [f"{plan}?" for plan in plans], sent("ABCDEFGH")))
+    assert serve(store, "p2", "C")
+    assert serve(store, "p3", "D")
+    assert len(state(store).blocks) <= 2
+
+
 # -- forget and clear ----------------------------------------------------------------------------------------------
 
 
@@ -764,6 +829,18 @@ class TrueHistories(RuleBasedStateMachine):
     def crash(self, flight: Flight) -> None:
         """Lose the answer without notifying the store."""
         self.open.remove(flight)
+
+    @rule(flight=consumes(flights), was_committed=st.booleans(), names=names)
+    def lose(self, flight: Flight, was_committed: bool, names: str) -> None:
+        """Commit a plan, of which the store learns only by a `Forget`; maybe it got the commit too, early or late."""
+        chat = flight.conversation
+        forget = Forget(chat, (flight.plan,), (), sent(flight.sent, flight.turn))
+        commit = Commit(chat, flight.plan, sent(flight.sent, flight.turn))
+        for operation in (commit, forget) if was_committed else (forget, commit):
+            self.store.execute(operation)
+        self.open.remove(flight)
+        self.histories[chat] = self.history(chat) | flight.continued()
+        self.commits[chat] = self.commits.get(chat, 0) + 1
 
     @rule(chat=chats)
     def cut(self, chat: Conversation) -> None:
