@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from warmprefix.errors import EngineError
-from warmprefix.residency import capacity_from_metrics
+from warmprefix_openai.cache_metrics import capacity_from_metrics
 
 __all__ = ["Answer", "EngineClient", "Message"]
 

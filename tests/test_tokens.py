@@ -17,13 +17,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import warmprefix.background_counter
 import warmprefix.tokens
+import warmprefix_kv_events.background_counter
 from redis_servers import wait_until
 from result_files import read_rows
 from warmprefix import Templates
-from warmprefix.background_counter import BackgroundCounter
 from warmprefix.tokens import CheckedCounter, as_counter, estimated_tokens
+from warmprefix_kv_events.background_counter import BackgroundCounter
 from warmprefix_kv_events.spans import EngineTokenizer
 from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer
 
@@ -239,8 +239,8 @@ class Engine:
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
-    monkeypatch.setattr(warmprefix.background_counter, "_FIRST_PAUSE_SECONDS", 0.001)
-    monkeypatch.setattr(warmprefix.background_counter, "_LONGEST_PAUSE_SECONDS", 0.004)
+    monkeypatch.setattr(warmprefix_kv_events.background_counter, "_FIRST_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(warmprefix_kv_events.background_counter, "_LONGEST_PAUSE_SECONDS", 0.004)
     return Engine()
 
 
@@ -350,7 +350,7 @@ def test_learned_and_waiting_texts_are_bounded(engine: Engine, counter: Backgrou
     engine.go_on.clear()
     for number in range(1_000):
         counter(f"[{number}] ")
-    assert len(counter._waiting) <= warmprefix.background_counter._MAX_WAITING
+    assert len(counter._waiting) <= warmprefix_kv_events.background_counter._MAX_WAITING
     counter("long " * 1_000)
     engine.go_on.set()
     wait_until(lambda: not counter._waiting, "all are counted")

@@ -7,7 +7,7 @@ from typing import Any
 
 from warmprefix.cache_profiles import Checkpoints
 
-__all__ = ["EXACT_END", "cut_chat", "prime_gain", "prime_request", "refuses_exact_end", "without_exact_end"]
+__all__ = ["EXACT_END", "cut_chat", "prime_gain", "prime_request"]
 
 EXACT_END: Mapping[str, bool] = {"continue_final_message": True, "add_generation_prompt": False}
 """Fields of a chat request that make its prompt end with the text of the last message, without template tokens."""
@@ -35,19 +35,6 @@ def prime_request(
         extra |= EXACT_END
     request = {"model": model, "messages": [dict(message) for message in messages], "max_tokens": 1}
     return {**request, "extra_body": extra} if extra else request
-
-
-def without_exact_end(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a request without the fields of `EXACT_END`."""
-    extra = {name: value for name, value in request.get("extra_body", {}).items() if name not in EXACT_END}
-    plain = {name: value for name, value in request.items() if name != "extra_body"}
-    return {**plain, "extra_body": extra} if extra else plain
-
-
-def refuses_exact_end(request: Mapping[str, Any], error: Exception) -> bool:
-    """Return True if the endpoint may have refused a request for its fields of `EXACT_END`: status 400 or 422."""
-    has_fields = not EXACT_END.keys().isdisjoint(request.get("extra_body", {}))
-    return has_fields and getattr(error, "status_code", None) in (400, 422)
 
 
 def cut_chat(messages: Sequence[Mapping[str, Any]], shared: str) -> list[dict[str, Any]] | None:

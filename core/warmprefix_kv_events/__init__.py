@@ -1,7 +1,8 @@
 """What an engine holds, by its KV events: decoded, put in order, applied to an index, and reported as context blocks.
 
 `kv_events` decodes messages, `subscription` receives them without gaps, `kv_index` applies them, `prompt_tree` finds
-the prompts that they concern, and `kv_feed` notifies the planner. `spans` finds context blocks in prompts.
+the prompts that they concern, and `kv_feed` notifies the planner. `spans` finds context blocks in prompts, with the
+engine's own tokenizer, which `background_counter` asks for the lengths of notes.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from urllib.request import Request, urlopen
 
 from warmprefix.errors import WarmprefixError
 from warmprefix.residency import ServedPrompt
+from warmprefix_kv_events.background_counter import BackgroundCounter
 from warmprefix_kv_events.prompt_tree import TOKEN_BYTES, MappedPrompt, pack_tokens
 
 __all__ = ["EngineTokenizer", "SpanFinder", "TokenizerError"]
@@ -45,9 +46,6 @@ class EngineTokenizer:
         api_key: Sent as bearer token.
     """
 
-    is_remote = True
-    """A planner asks it in the background."""
-
     def __init__(
         self, base_url: str, model: str | None = None, *, timeout: float = 5.0, api_key: str | None = None
     ) -> None:
@@ -71,6 +69,10 @@ class EngineTokenizer:
             TokenizerError: The engine cannot be reached, is too slow, or sends an answer without a list of tokens.
         """
         return self._tokens_of({"prompt": text, "add_special_tokens": False})
+
+    def token_counter(self) -> BackgroundCounter:
+        """Return a counter for planners, which asks the engine in the background."""
+        return BackgroundCounter(self)
 
     def of_request(self, request: Mapping[str, Any]) -> list[int]:
         """Return the token ids of the whole prompt of a chat completion or a completion, by its fields.

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from warmprefix.cache_profiles import CacheProfile
 from warmprefix.errors import EngineError
-from warmprefix.residency import EngineReport, report_from_metrics
+from warmprefix.residency import EngineReport
+from warmprefix_openai.cache_metrics import report_from_metrics
 
 if TYPE_CHECKING:
     from warmprefix.planner import ContextPlanner

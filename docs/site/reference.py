@@ -13,10 +13,11 @@ SOURCES = [
     *sorted(f"integrations/{path.name}" for path in (ROOT / "integrations").iterdir()),
 ]
 MODULES = (
-    "warmprefix.background_counter",
+    "warmprefix_kv_events.background_counter",
     "warmprefix.cache_profiles",
     "warmprefix.errors",
     "warmprefix.plan",
+    "warmprefix_openai.cache_metrics",
     "warmprefix_requests.prices",
     "warmprefix_ray.serve",
     "warmprefix_redis.settings",

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from warmprefix.residency import capacity_from_metrics
 from warmprefix_kv_events.kv_feed import FeedBounds, KvEventFeed
 from warmprefix_kv_events.spans import EngineTokenizer
+from warmprefix_openai.cache_metrics import capacity_from_metrics
 
 ADDRESS = "tcp://host:port or ipc://path"
 

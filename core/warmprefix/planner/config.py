@@ -134,16 +134,13 @@ class PlannerConfig:
         return make()
 
     def token_counter(self) -> TokenCounter:
-        """Return the counter of the tokenizer. One that asks a server is called in the background.
+        """Return the counter that the tokenizer brings, or one that calls it for each new text.
 
         Raises:
             TypeError: `tokenizer` is nothing that `as_counter` accepts.
         """
-        if getattr(self.tokenizer, "is_remote", False):
-            from warmprefix.background_counter import BackgroundCounter
-
-            return BackgroundCounter(self.tokenizer)
-        return as_counter(self.tokenizer)
+        counter: Callable[[], TokenCounter] | None = getattr(self.tokenizer, "token_counter", None)
+        return as_counter(self.tokenizer) if counter is None else counter()
 
 
 @cache

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from warmprefix.residency.feed_contract import (
     FeedStats,
     FoundCheckpoints,
@@ -15,9 +13,6 @@ from warmprefix.residency.feed_contract import (
 from warmprefix.residency.profile import EngineProfile
 from warmprefix.residency.usage import EngineReport, UsageFeedback
 
-if TYPE_CHECKING:
-    from warmprefix.residency.engine_metrics import capacity_from_metrics, report_from_metrics
-
 __all__ = [
     "EngineProfile",
     "EngineReport",
@@ -28,14 +23,4 @@ __all__ = [
     "ResidencyTarget",
     "ServedPrompt",
     "UsageFeedback",
-    "capacity_from_metrics",
-    "report_from_metrics",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in ("capacity_from_metrics", "report_from_metrics"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from warmprefix.residency import engine_metrics  # compiles regular expressions, for functions that are called once
-
-    return getattr(engine_metrics, name)

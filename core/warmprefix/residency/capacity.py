@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from itertools import accumulate
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from warmprefix.errors import check_count
 from warmprefix.fair_lru import FairLru
@@ -56,48 +56,6 @@ _SLACK_OF_CORRECTION = 0.125
 """Capacities that differ by less than the share `_CORRECTION` need only this part of the evidence."""
 
 
-class Capacity(Protocol):
-    """The capacity that the scopes of one engine share."""
-
-    @property
-    def tokens(self) -> int | None:
-        """Tokens of context that the engine can hold; None for no bound."""
-        ...
-
-    @property
-    def source(self) -> CapacitySource:
-        """Where the capacity comes from."""
-        ...
-
-    def new_tree(self, max_nodes: int) -> PrefixTree[bytes]:
-        """Return an empty mirror of this capacity, for one scope."""
-        ...
-
-    def fit(self, tree: PrefixTree[bytes]) -> None:
-        """Evict from a mirror what the capacity leaves no room for."""
-        ...
-
-    def start(self, tokens: int) -> None:
-        """Use the capacity in an engine's metrics until reports give a better one; of several, the smallest."""
-        ...
-
-    def record(self, scope: Hashable, keys: Sequence[bytes], tokens: Sequence[int]) -> None:
-        """Count a served order."""
-        ...
-
-    def distances(self, scope: Hashable, keys: Sequence[bytes]) -> Sequence[int]:
-        """Return the reuse distances of the first blocks of an order: of those that were recorded in this order."""
-        ...
-
-    def compare(self, distances: Sequence[int], tokens: Sequence[int], held: int) -> None:
-        """Learn that the engine held the first `held` blocks of an order with these distances when it was planned."""
-        ...
-
-    def forget_reports(self) -> None:
-        """Return to the capacity in the engine's metrics, or else to the default."""
-        ...
-
-
 class FixedCapacity:
     """A capacity from the caller. Each scope has a mirror of this size."""
 
@@ -139,9 +97,11 @@ class LearnedCapacity:
         self._evidence = DistanceEvidence()
 
     def new_tree(self, max_nodes: int) -> PrefixTree[bytes]:
+        """Return an empty mirror of this capacity, for one scope."""
         return StampedTree(self._reuse.clock, self.tokens, max_nodes)
 
     def fit(self, tree: PrefixTree[bytes]) -> None:
+        """Evict from a mirror what the capacity leaves no room for."""
         if tree.capacity_tokens != self.tokens:
             tree.capacity_tokens = self.tokens
             tree.evict(tree.resident_tokens - self.tokens)
@@ -149,18 +109,22 @@ class LearnedCapacity:
             tree.evict_unused(self._reuse.clock.first_within(self.tokens))
 
     def start(self, tokens: int) -> None:
+        """Use the capacity in an engine's metrics until reports give a better one; of several, the smallest."""
         if self._in_metrics is None or tokens < self._in_metrics:
             self._in_metrics = max(tokens, _LEAST_CAPACITY)
             if self.source != "reports":
                 self.tokens, self.source = self._in_metrics, "metrics"
 
     def record(self, scope: Hashable, keys: Sequence[bytes], tokens: Sequence[int]) -> None:
+        """Count a served order."""
         self._reuse.insert([scope, *keys], [0, *tokens])
 
     def distances(self, scope: Hashable, keys: Sequence[bytes]) -> Sequence[int]:
+        """Return the reuse distances of the first blocks of an order: of those that were recorded in this order."""
         return self._reuse.distances([scope, *keys])[1:]
 
     def compare(self, distances: Sequence[int], tokens: Sequence[int], held: int) -> None:
+        """Learn that the engine held the first `held` blocks of an order with these distances when it was planned."""
         self._evidence.add(distances, tokens, held)
         if self._evidence.reports % _DECIDE_EVERY == 0:
             better = self._evidence.better_capacity(self.tokens)
@@ -168,6 +132,7 @@ class LearnedCapacity:
                 self.tokens, self.source = max(better, _LEAST_CAPACITY), "reports"
 
     def forget_reports(self) -> None:
+        """Return to the capacity in the engine's metrics, or else to the default."""
         self._evidence = DistanceEvidence()
         if self._in_metrics is None:
             self.tokens, self.source = DEFAULT_CAPACITY, "default"
@@ -230,6 +195,10 @@ def _lower_end(bucket: int) -> int:
     """Return the shortest distance of a bucket."""
     shift = max(bucket // _PER_OCTAVE - 1, 0)
     return (bucket - shift * _PER_OCTAVE) << shift
+
+
+Capacity: TypeAlias = "FixedCapacity | LearnedCapacity"
+"""The capacity that the scopes of one engine share."""
 
 
 class Capacities:

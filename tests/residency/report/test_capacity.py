@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from warmprefix.errors import EngineError
-from warmprefix.residency import capacity_from_metrics
+from warmprefix_openai.cache_metrics import capacity_from_metrics
 
 VLLM = """# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig
 # TYPE vllm:cache_config_info gauge

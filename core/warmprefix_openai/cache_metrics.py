@@ -6,7 +6,7 @@ import re
 
 from warmprefix.cache_profiles import CacheProfile, vllm_checkpoints
 from warmprefix.errors import EngineError
-from warmprefix.residency.usage import EngineReport
+from warmprefix.residency import EngineReport
 
 __all__ = ["capacity_from_metrics", "report_from_metrics"]
 
