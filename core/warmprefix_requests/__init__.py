@@ -22,7 +22,6 @@ from warmprefix_requests.prompts import PromptMessage, RewriteRoute, canonical_p
 from warmprefix_requests.refusals import Attempt, FieldRefusals
 from warmprefix_requests.repeats import RepeatedResult, Rewritten, restored, rewrite
 from warmprefix_requests.transcript import RepeatLevel, Transcript
-from warmprefix_requests.wording import RepeatTemplates
 
 __all__ = [
     "Attempt",
@@ -34,7 +33,6 @@ __all__ = [
     "Processor",
     "PromptMessage",
     "RepeatLevel",
-    "RepeatTemplates",
     "RepeatedResult",
     "RewriteRoute",
     "Rewritten",

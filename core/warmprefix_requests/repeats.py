@@ -16,8 +16,7 @@ from warmprefix_requests.prompts import (
     is_cut_elsewhere,
     tool_events,
 )
-from warmprefix_requests.transcript import Transcript
-from warmprefix_requests.wording import shown_call
+from warmprefix_requests.transcript import Transcript, shown_call
 
 __all__ = ["RepeatedResult", "Rewritten", "restored", "rewrite"]
 

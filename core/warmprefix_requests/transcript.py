@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
-from warmprefix_requests.wording import RepeatTemplates, shown_call
-
-__all__ = ["RepeatLevel", "Transcript"]
+__all__ = ["RepeatLevel", "Transcript", "shown_call"]
 
 RepeatLevel = Literal["exact", "passages"]
 """Which repeats become references: whole results; or passages as well."""
@@ -22,7 +20,17 @@ _WORDS = (24, 48, 96)
 _MAX_WORD_REST_CHARACTERS = 16
 """Quoted words end at the end of a word, unless the word goes on for longer than this."""
 
-_DEFAULT_TEMPLATES = RepeatTemplates()
+_RESULT = "[Word for word the result of the earlier call {call}.]"
+_RERUN = "[Ran again; word for word the result of the earlier call {call}.]"
+"""The same for a call that was made again after other calls."""
+_PASSAGE = "[Word for word in the result of the earlier call {call}: the passage that begins {quote}.]"
+_PASSAGES = "[Word for word in the result of the earlier call {call}: the passages that begin {quotes}.]"
+"""The same for neighbouring passages of one result. The quotes are JSON strings."""
+_NUMBERED = "{call}, number {number} of such calls"
+"""Takes the place of a call where one that looks the same may have given another result."""
+
+_MAX_NAME_CHARACTERS = 64
+_MAX_ARGUMENTS_CHARACTERS = 200
 
 
 class _SearchBudget:
@@ -127,7 +135,6 @@ class Transcript:
     def __init__(
         self,
         *,
-        templates: RepeatTemplates | None = None,
         separator: str | None = None,
         min_tokens: int = 64,
         level: RepeatLevel = "passages",
@@ -135,7 +142,6 @@ class Transcript:
         """Begin with an empty prompt.
 
         Args:
-            templates: The wording of the references.
             separator: Cuts results into passages where none are given. One reference names several passages only
                 where exactly this stands between them, a blank line by default.
             min_tokens: Results and passages shorter than this stay as they are.
@@ -145,8 +151,6 @@ class Transcript:
             TypeError: An argument has another type than the above.
             ValueError: `min_tokens` is negative, `separator` is empty, or `level` is unknown.
         """
-        if templates is not None and not isinstance(templates, RepeatTemplates):
-            raise TypeError(f"templates must be RepeatTemplates or None, got {type(templates).__name__}")
         if separator is not None and not isinstance(separator, str):
             raise TypeError(f"separator must be a str or None, got {type(separator).__name__}")
         if separator == "":
@@ -163,7 +167,6 @@ class Transcript:
         """Tokens of these results and passages, estimated as a quarter of their UTF-8 bytes."""
         self.latest: dict[str, str] = {}
         """The references in the latest result, and the text that each stands for."""
-        self._templates = _DEFAULT_TEMPLATES if templates is None else templates
         self._separator = separator
         self._min_tokens = min_tokens
         self._level = level
@@ -283,7 +286,7 @@ class Transcript:
             return None
         size = sum([_size(part) for part in original if part is not None])
         is_rerun = call is not None and call.repeats_after_others(source.call)
-        template = self._templates.rerun if is_rerun else self._templates.result
+        template = _RERUN if is_rerun else _RESULT
         reference = template.format(call=self._name(source, call))
         if not self._pays(reference, size):
             return None
@@ -338,8 +341,8 @@ class Transcript:
     def _refer(self, source: _Result, quotes: Sequence[str], call: _Call | None) -> str:
         name = self._name(source, call)
         if len(quotes) == 1:
-            return self._templates.passage.format(call=name, quote=quotes[0])
-        return self._templates.passages.format(call=name, quotes=", ".join(quotes))
+            return _PASSAGE.format(call=name, quote=quotes[0])
+        return _PASSAGES.format(call=name, quotes=", ".join(quotes))
 
     def _spans(self, parts: Sequence[str | None], passages: Sequence[str], call: _Call | None) -> list[_Span]:
         """Return the passages of a result, each with the earlier result to refer to."""
@@ -402,7 +405,7 @@ class Transcript:
         # A look-alike that has no result yet may get a different one, after this reference was sent.
         if look_alikes.results.get(source.original) == others:
             return source.call.shown
-        return self._templates.number.format(call=source.call.shown, number=source.call.number)
+        return _NUMBERED.format(call=source.call.shown, number=source.call.number)
 
     def _is_long(self, size: int) -> bool:
         return (size + 3) // 4 >= self._min_tokens
@@ -448,3 +451,25 @@ def _json_string(text: str) -> str:
     """Return a text as a JSON string in one line."""
     quoted = json.dumps(text, ensure_ascii=False)
     return quoted.replace("\x85", "\\u0085").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+def shown_call(name: str, arguments: object) -> str:
+    """Return a call as references show it: in one line, with its arguments cut to 200 characters."""
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False, separators=(",", ":"), default=_type_name)
+    return f"{_one_line(name, _MAX_NAME_CHARACTERS)}({_one_line(arguments, _MAX_ARGUMENTS_CHARACTERS)})"
+
+
+def _one_line(text: str, max_characters: int) -> str:
+    if len(text) <= max_characters and text.isprintable() and text == text.strip(" "):
+        return text
+    lines = text[: 2 * max_characters].splitlines()
+    line = " ".join([stripped for line in lines if (stripped := line.strip())])
+    if len(line) > max_characters or len(text) > 2 * max_characters:
+        line = line[: max_characters - 1] + "…"
+    # JSON can hold a lone surrogate in escaped form, but no client can encode it as UTF-8.
+    return line.encode("utf-8", "backslashreplace").decode()
+
+
+def _type_name(value: Any) -> str:
+    return type(value).__name__

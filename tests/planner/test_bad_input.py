@@ -14,7 +14,7 @@ from warmprefix.history import VisibleHistory
 from warmprefix.ordering import CoAccessPolicy
 from warmprefix.stores import MemorySeenStore
 from warmprefix_redis.settings import SharedSettings
-from warmprefix_requests import RepeatTemplates, Transcript
+from warmprefix_requests import Transcript
 
 BLOCK = ContextBlock("evidence", id="e")
 
@@ -135,11 +135,6 @@ REFUSED: list[tuple[Call, str]] = [
     (lambda planner: Templates(order=SEVEN), "order must be a str, got int"),
     (lambda planner: Templates(location="{labels}"), "location must have words .* before {labels}, got '{labels}'"),
     (lambda planner: Templates().order_annotation("a"), "labels must be a sequence of str, got one str, 'a'"),
-    (
-        lambda planner: RepeatTemplates(number="{call}"),
-        "number must contain {call} and {number} once, .*",
-    ),
-    (lambda planner: Transcript(templates=SEVEN), "templates must be RepeatTemplates or None, got int"),
     (lambda planner: Transcript(separator=""), "separator must have at least one character, got ''"),
     (lambda planner: Transcript(min_tokens=-1), "min_tokens must be 0 or more, got -1"),
     (lambda planner: Transcript().call(None, SEVEN), "name must be a str, got int"),

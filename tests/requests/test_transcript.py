@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warmprefix_requests import RepeatTemplates, Transcript
+from warmprefix_requests import Transcript
 
 SEA = """\
 The sea is 3,688 metres deep on average, and 10,935 metres at its deepest point, in the Mariana Trench. It covers seven
@@ -445,47 +445,12 @@ def test_line_breaks_around_a_passage_stay() -> None:
     assert re.fullmatch(r"\[Word for word in [^\n]*\.\]\n\n\n", sent_for(*steps)[1])
 
 
-# -- Wording and arguments -----------------------------------------------------------------------------------------
-
-
-def test_templates_set_the_wording() -> None:
-    templates = RepeatTemplates(result="See {call}.", passages="In {call}: {quotes}.", number="{call} #{number}")
-    steps = [*search([SEA, ROWS], [SEA, ROWS], [SKY, SEA, ROWS]), *read(SKY)]
-    sent = sent_for(*steps, templates=templates)
-    assert sent[1] == 'See search({"n":0}).'
-    assert sent[2].endswith(
-        '\n\nIn search({"n":0}): "The sea is 3,688 metres deep", "[{\\"id\\": 0, \\"name\\": \\"row 0\\"},".'
-    )
-    assert sent_for(*read(SEA, SKY, SEA), templates=templates)[2] == "See read({}) #1."
+# -- Arguments ----------- -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("arguments", "error", "named"),
     [
-        ({"result": 7}, TypeError, "result must be a str, got int"),
-        (
-            {"result": "See above."},
-            ValueError,
-            r"result must contain {call} once, and no other placeholder, got 'See above\.'",
-        ),
-        ({"result": "{call} {call}"}, ValueError, "result must contain"),
-        ({"result": "{call!r}"}, ValueError, "result must contain"),
-        ({"passage": "In {call}."}, ValueError, "passage must contain {call} and {quote} once"),
-        ({"passages": "In {call}: {quote}."}, ValueError, "passages must contain {call} and {quotes} once"),
-        ({"number": "{call}, {n}"}, ValueError, "number must contain {call} and {number} once"),
-        ({"result": "See {call"}, ValueError, "result must have balanced braces, got 'See {call'"),
-        ({"result": "See\n{call}"}, ValueError, "result must be one line"),
-    ],
-)
-def test_templates_are_checked(arguments: dict[str, Any], error: type[Exception], named: str) -> None:
-    with pytest.raises(error, match=named):
-        RepeatTemplates(**arguments)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "named"),
-    [
-        ({"templates": "x"}, TypeError, "templates must be RepeatTemplates or None, got str"),
         ({"separator": 7}, TypeError, "separator must be a str or None, got int"),
         ({"separator": ""}, ValueError, "separator must have at least one character, got ''"),
         ({"min_tokens": True}, TypeError, "min_tokens must be an int, got bool"),

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from warmprefix import MissingExtraError
 from warmprefix.forks import fork_safe_lock
-from warmprefix_requests import Echoes, RepeatTemplates, Transcript
+from warmprefix_requests import Echoes, Transcript
 
 try:
     from langchain.agents.middleware import AgentMiddleware, ModelRequest, ModelResponse
@@ -86,7 +86,6 @@ class ContextReuseMiddleware(AgentMiddleware[Any, Any]):
         tools: Collection[str | BaseTool] | None = None,
         separator: str | None = None,
         min_tokens: int = 64,
-        templates: RepeatTemplates | None = None,
         name: str | None = None,
     ) -> None:
         r"""Create a middleware for all tools, or for the given ones.
@@ -100,7 +99,6 @@ class ContextReuseMiddleware(AgentMiddleware[Any, Any]):
             separator: Text between the documents of a tool that returns only text: `"\n\n"` for
                 `create_retriever_tool`.
             min_tokens: Minimum size of a result or passage that may become a reference.
-            templates: Texts of the references.
             name: Name of this instance, unique in its agent; by default the name of the class.
 
         Raises:
@@ -112,8 +110,8 @@ class ContextReuseMiddleware(AgentMiddleware[Any, Any]):
             raise TypeError(f"name must be a str or None, got {type(name).__name__}")
         if name == "":
             raise ValueError("name must be None or at least one character, got ''")
-        self._new_transcript = partial(Transcript, templates=templates, separator=separator, min_tokens=min_tokens)
-        self._new_transcript()  # checks all four
+        self._new_transcript = partial(Transcript, separator=separator, min_tokens=min_tokens)
+        self._new_transcript()  # checks both
         self._only = None if tools is None else _names(tools)
         self._name = type(self).__name__ if name is None else name
         self._stats = MiddlewareStats()

@@ -24,11 +24,10 @@ from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.llms.llm import ToolSelection
 from llama_index.core.schema import MetadataMode
 from llama_index.core.tools import RetrieverTool, ToolOutput
-from pydantic import InstanceOf
 from typing_extensions import Self
 
 from warmprefix.forks import fork_safe_lock
-from warmprefix_requests import Echoes, RepeatTemplates, Transcript
+from warmprefix_requests import Echoes, Transcript
 
 if TYPE_CHECKING:
     from llama_index.core.tools import BaseTool
@@ -79,9 +78,6 @@ class ContextReuseLLM(FunctionCallingLLM):
     min_tokens: int = Field(
         default=64, ge=0, description="Minimum size of a result or passage that may become a reference."
     )
-    templates: InstanceOf[RepeatTemplates] | None = Field(
-        default=None, exclude=True, description="Texts of the references."
-    )
 
     _failed: bool = PrivateAttr(default=False)
     _restored: int = PrivateAttr(default=0)
@@ -126,7 +122,7 @@ class ContextReuseLLM(FunctionCallingLLM):
         rewritten: list[ChatMessage] = []
         echoes = Echoes({})
         try:
-            transcript = Transcript(templates=self.templates, separator=self.separator, min_tokens=self.min_tokens)
+            transcript = Transcript(separator=self.separator, min_tokens=self.min_tokens)
             for message in _with_references(messages, self.tools, transcript):
                 rewritten.append(message)  # after a failure, the earlier ones keep the bytes already sent
                 echoes.add(transcript.latest)
@@ -326,16 +322,13 @@ def refer_to_repeats(
     tools: Collection[str] | None = None,
     separator: str | None = None,
     min_tokens: int = 64,
-    templates: RepeatTemplates | None = None,
 ) -> Iterator[ChatMessage]:
     """Yield the messages of one prompt, with references in place of repeated tool results.
 
     Each output depends only on the messages up to it. Changed messages are copies; the others are passed through.
     `ContextReuseLLM` explains the arguments.
     """
-    return _with_references(
-        messages, tools, Transcript(templates=templates, separator=separator, min_tokens=min_tokens)
-    )
+    return _with_references(messages, tools, Transcript(separator=separator, min_tokens=min_tokens))
 
 
 def _with_references(

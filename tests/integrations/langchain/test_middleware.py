@@ -21,7 +21,6 @@ from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMes
 from langchain_core.tools import StructuredTool
 
 from warmprefix_langchain import ContextReuseMiddleware
-from warmprefix_requests import RepeatTemplates
 
 SEA = """\
 The sea is 3,688 metres deep on average, and 10,935 metres at its deepest point, in the Mariana Trench. It covers seven
@@ -233,11 +232,6 @@ def test_tools_may_be_named_by_themselves() -> None:
     assert contents == [SEA, SEA, whole(1, "recall")]
 
 
-def test_the_wording_of_references_can_be_chosen() -> None:
-    middleware = ContextReuseMiddleware(templates=RepeatTemplates(result="As {call} gave."))
-    assert sent([result(SEA), result(SEA)], middleware)[1] == 'As search({"n":0}) gave.'
-
-
 # What stays
 
 
@@ -343,7 +337,6 @@ def test_stats_count_references_and_their_tokens() -> None:
         ({"name": 7}, TypeError, "name must be a str or None, got int"),
         ({"min_tokens": -1}, ValueError, "min_tokens must be 0 or more, got -1"),
         ({"min_tokens": "64"}, TypeError, "min_tokens must be an int, got str"),
-        ({"templates": "See {label}."}, TypeError, "templates must be RepeatTemplates or None, got str"),
     ],
 )
 def test_errors_name_the_argument_the_value_and_the_allowed_ones(

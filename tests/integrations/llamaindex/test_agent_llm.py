@@ -22,7 +22,6 @@ from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai_like import OpenAILike
 
 from warmprefix_llamaindex import ContextReuseLLM
-from warmprefix_requests import RepeatTemplates
 
 EVIDENCE = "The sea covers seven tenths of the planet and is 3,688 metres deep on average. " * 4
 
@@ -159,20 +158,17 @@ async def test_one_model_one_set_of_settings(engine: Any, model: Any, settings: 
 
 
 def test_it_can_be_pickled_and_described(llm: ContextReuseLLM) -> None:
-    chosen = ContextReuseLLM(llm=llm.llm, tools=["search"], separator="\n\n", min_tokens=9, templates=RepeatTemplates())
+    chosen = ContextReuseLLM(llm=llm.llm, tools=["search"], separator="\n\n", min_tokens=9)
     again = pickle.loads(pickle.dumps(chosen))
     assert type(again.llm) is type(llm.llm)
     assert again.metadata == chosen.metadata
     for copy in (again, chosen.model_copy(), ContextReuseLLM.from_dict({**chosen.to_dict(), "llm": llm.llm})):
         assert (copy.tools, copy.separator, copy.min_tokens) == (["search"], "\n\n", 9)
-    assert again.templates == RepeatTemplates()
     assert chosen.to_dict()["class_name"] == "ContextReuseLLM"
     assert chosen.to_dict()["llm"]["class_name"] == "OpenAILike"
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"min_tokens": -1}, {"separator": ""}, {"tools": "search"}, {"templates": "See {label}."}]
-)
+@pytest.mark.parametrize("wrong", [{"min_tokens": -1}, {"separator": ""}, {"tools": "search"}])
 def test_errors_name_the_option_and_its_value(model: Any, wrong: dict[str, Any]) -> None:
     [(name, value)] = wrong.items()
     with pytest.raises(ValidationError, match=rf"{name}\n.*{re.escape(repr(value))}"):
@@ -195,9 +191,9 @@ async def test_options_reach_the_messages(engine: Any, model: Any) -> None:
     llm = ContextReuseLLM(llm=model, tools=["calculator"])
     await llm.achat(HISTORY)
     assert received(engine) == SENT
-    llm = ContextReuseLLM(llm=model, templates=RepeatTemplates(result="As {call} gave."), min_tokens=10)
+    llm = ContextReuseLLM(llm=model, min_tokens=10_000)
     await llm.achat(HISTORY)
-    assert received(engine)[4] == 'As search({"input":"sea"}) gave.'
+    assert received(engine)[4] == EVIDENCE
 
 
 async def test_a_failure_is_logged_once_and_the_call_goes_on(

@@ -15,7 +15,6 @@ from llama_index.core.base.llms import types
 from llama_index.core.base.llms.types import ChatMessage, ImageBlock, TextBlock
 
 from warmprefix_llamaindex.agent_llm import refer_to_repeats
-from warmprefix_requests import RepeatTemplates
 
 SEPARATOR = "\n\n"
 SEA = "The sea covers seven tenths of the planet and is 3,688 metres deep on average. " + "It is wide and cold. " * 11
@@ -288,9 +287,3 @@ def test_a_message_may_name_its_tool_itself() -> None:
     messages = found(tool_message(SEA), tool_message(SEA))
     messages[3].additional_kwargs["name"] = "weather"
     assert sent_for(messages, tools=["search"])[3] is messages[3]
-
-
-def test_templates_give_the_text_of_references() -> None:
-    templates = RepeatTemplates(result="As {call} gave.")
-    sent = sent_for(found(tool_message(SEA), tool_message(SEA)), templates=templates)
-    assert sent[3].content == 'As search({"n":0}) gave.'
