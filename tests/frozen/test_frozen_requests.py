@@ -193,7 +193,7 @@ def converse(engine: Engine, planner: ContextPlanner, link: EngineLink, client: 
     ("name", "options"),
     [
         ("defaults", {}),
-        ("vllm", {"token_ids": "vllm", "session_header": "x-session"}),
+        ("vllm", {"token_ids": "vllm"}),
         ("sglang", {"token_ids": "sglang", "cache_salt": False}),
     ],
 )
