@@ -7,8 +7,7 @@ references, sets cache marks for hosted APIs, and shows which prompt tokens were
 from __future__ import annotations
 
 from warmprefix_gateway.asgi import Gateway
-from warmprefix_gateway.gateway_options import GatewayOptions
-from warmprefix_gateway.middleware import ReferencesMiddleware
+from warmprefix_gateway.gateway_options import GatewayBounds, GatewayOptions
 from warmprefix_gateway.serving import GatewayServer, serve
 
-__all__ = ["Gateway", "GatewayOptions", "GatewayServer", "ReferencesMiddleware", "serve"]
+__all__ = ["Gateway", "GatewayBounds", "GatewayOptions", "GatewayServer", "serve"]

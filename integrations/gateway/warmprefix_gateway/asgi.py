@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 
 from warmprefix_gateway.gateway_options import GatewayOptions
-from warmprefix_gateway.header_lists import has_repeated
+from warmprefix_gateway.http_messages import Send, error_body, has_repeated, reply
 from warmprefix_gateway.office import Office
 from warmprefix_gateway.page import overview_page, page_policy
-from warmprefix_gateway.passed_request import PassedRequest, Scope, Send, reply
-from warmprefix_gateway.replies import error_body
+from warmprefix_gateway.passed_request import PassedRequest, Scope
 from warmprefix_gateway.request_body import ClientLeftError, Receive
 
 __all__ = ["Gateway"]

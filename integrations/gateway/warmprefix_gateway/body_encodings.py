@@ -17,7 +17,7 @@ else:
     except ImportError as exc:
         raise MissingExtraError("serve", "backports.zstd") from exc
 
-__all__ = ["BodyDecoder", "CompressedAnswer", "ReadAnswer", "decompressed", "is_plain", "reader_of", "zstd"]
+__all__ = ["BodyDecoder", "CompressedAnswer", "ReadAnswer", "is_plain", "reader_of", "zstd"]
 
 _PIECE_BYTES = 256 * 1_024
 _LARGEST_WINDOW = 23
@@ -104,22 +104,6 @@ class BodyDecoder:
             return _Zlib(16 + zlib.MAX_WBITS)
         # Some clients send deflate without zlib's header, whose first byte ends in 8.
         return _Zlib(zlib.MAX_WBITS if data[0] & 0x0F == 8 else -zlib.MAX_WBITS)
-
-
-def decompressed(content: bytes, encoding: str, most_bytes: int) -> bytes | None:
-    """Return a whole body without its compression; None if it cannot be read, or is larger. O(bytes)."""
-    if is_plain(encoding):
-        return content
-    found = bytearray()
-    try:
-        decoder = BodyDecoder(encoding)
-        for piece in decoder.feed(content):
-            found += piece
-            if len(found) > most_bytes:
-                return None
-    except (LookupError, ValueError):
-        return None
-    return bytes(found) if decoder.is_complete else None
 
 
 class CompressedAnswer:

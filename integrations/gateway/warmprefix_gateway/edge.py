@@ -9,8 +9,8 @@ from typing import Any
 
 from warmprefix.errors import MissingExtraError
 from warmprefix.fair_lru import FairLru
+from warmprefix_gateway.http_messages import error_body
 from warmprefix_gateway.metrics import GatewayMetrics
-from warmprefix_gateway.replies import error_body
 
 try:
     from uvicorn import Config

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 from urllib.parse import urlsplit
@@ -14,7 +14,7 @@ from warmprefix_gateway.reordering import as_templates
 from warmprefix_gateway.routes import Routes
 from warmprefix_gateway.tenant_bodies import CLOSED_FIELDS
 
-__all__ = ["EchoHandling", "GatewayOptions", "References", "is_loopback"]
+__all__ = ["EchoHandling", "GatewayBounds", "GatewayOptions", "References", "is_loopback"]
 
 EchoHandling = Literal["restore", "refuse", "pass"]
 """What becomes of a reference in a tool call's arguments: the text that it stands for, an error in place of the answer,
@@ -22,16 +22,30 @@ or nothing else."""
 
 References = Literal["off", "exact"]
 
-_SESSION_HEADERS = (
-    "x-session-id",
-    "x-session-affinity",
-    "x-claude-code-session-id",
-    "session-id",
-    "session_id",
-    "thread-id",
-    "x-litellm-session-id",
-    "x-openwebui-chat-id",
-)
+
+@dataclass(frozen=True, slots=True)
+class GatewayBounds:
+    """Limits of one gateway.
+
+    Raises:
+        ValueError: A limit is not above 0.
+    """
+
+    max_body_bytes: int = 64 << 20
+    """Bytes of one request's body."""
+    max_buffered_bytes: int = 1 << 30
+    """Bytes of all bodies that are held at one time; requests that need more are answered with 429."""
+    max_in_flight: int = 2_000
+    """Requests at one time; more are answered with 429."""
+    silent_seconds: float = 600.0
+    """Longest silence of an upstream, before its first byte or later."""
+    health_seconds: float = 5.0
+    """Time between two checks of an upstream."""
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if not value > 0:
+                raise ValueError(f"{name} must be above 0, got {value}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,20 +94,8 @@ class GatewayOptions:
     """Last blocks of each such context that stay at its end."""
     profile: CacheProfile | str = "full-attention"
     """Where the caches of the upstreams can match; one with marks makes the gateway set them."""
-    session_headers: tuple[str, ...] = _SESSION_HEADERS
-    """Headers that name the session, the first that is there counts."""
-    max_body_bytes: int = 64 << 20
-    """Bytes of one request's body."""
-    max_buffered_bytes: int = 1 << 30
-    """Bytes of all bodies that are held at one time; requests that need more are answered with 429."""
-    max_in_flight: int = 2_000
-    """Requests at one time; more are answered with 429."""
-    connect_seconds: float = 10.0
-    """Longest time until an upstream accepts a connection."""
-    silent_seconds: float = 600.0
-    """Longest silence of an upstream, before its first byte or later."""
-    health_seconds: float = 5.0
-    """Time between two checks of an upstream."""
+    bounds: GatewayBounds = GatewayBounds()
+    """Limits of bytes, requests and seconds."""
     record: Path | None = None
     """File to which each request is appended as it was sent, with its texts and its usage."""
     quote: bool = False
@@ -125,15 +127,9 @@ class GatewayOptions:
     def _check_numbers(self) -> None:
         if not 0 <= self.port <= 65_535:
             raise ValueError(f"port must be 0 to 65535, got {self.port}")
-        for name in ("max_body_bytes", "max_buffered_bytes", "max_in_flight"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
         for name in ("pin_first", "pin_last"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
-        for name in ("connect_seconds", "silent_seconds", "health_seconds"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
 
     @property
     def has_tenants(self) -> bool:

@@ -17,12 +17,11 @@ from warmprefix_gateway.gateway_options import GatewayOptions, References
 from warmprefix_gateway.ledger import Ledger
 from warmprefix_gateway.metrics import GatewayMetrics
 from warmprefix_gateway.outgoing import AskedPrompt, Rules, outgoing, with_tenant_salt
-from warmprefix_gateway.preparation import AbandonedWorkError, Preparation
 from warmprefix_gateway.recording import BodyRecorder, RecordedExchange
 from warmprefix_gateway.reordering import Outcome, Reordered, Reorderer, as_templates
 from warmprefix_gateway.routes import Routes
 from warmprefix_gateway.sessions import PromptParts, prompt_parts, session_name
-from warmprefix_gateway.shares import Shares
+from warmprefix_gateway.shares import AbandonedWorkError, Preparation, Shares
 from warmprefix_gateway.tenant_bodies import BodyRefusedError, check_parts, check_type, read_strictly, refuse_fields
 from warmprefix_gateway.tenant_keys import Access, TenantKeys
 from warmprefix_gateway.upstreams import Upstreams
@@ -45,6 +44,8 @@ ORDER_HEADER = "x-warmprefix-order"
 """Header with which a request keeps the order of its context, by the value `keep`."""
 _LEVELS: Mapping[str | None, References] = {level: level for level in get_args(References)}
 _MOST_HEADER_BYTES = 65_536
+_CONNECT_SECONDS = 10.0
+"""Longest time until an upstream accepts a connection."""
 _Prepared = tuple[OutgoingRequest, PromptParts, OutgoingRequest, Reordered | None]
 _SINGLE_HEADERS = ("authorization", "x-api-key", "content-type", "content-encoding")
 
@@ -76,9 +77,9 @@ class Office:
         self._rules = Rules(options.references, keep_tools, profile, self.marker, self._reorderer)
         self._salt_key = options.salt_key or secrets.token_bytes(32)
         tenants = self.access.tenants
-        self.places = Shares(options.max_in_flight, tenants)
+        self.places = Shares(options.bounds.max_in_flight, tenants)
         """Requests at one time."""
-        self.buffers = Shares(options.max_buffered_bytes, tenants)
+        self.buffers = Shares(options.bounds.max_buffered_bytes, tenants)
         """Bytes of all bodies that are held now."""
         self._preparing = Preparation()
         self._client: aiohttp.ClientSession | None = None
@@ -93,7 +94,7 @@ class Office:
             connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=30),
             skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
             timeout=aiohttp.ClientTimeout(
-                total=None, sock_connect=self.options.connect_seconds, sock_read=self.options.silent_seconds
+                total=None, sock_connect=_CONNECT_SECONDS, sock_read=self.options.bounds.silent_seconds
             ),
             max_line_size=_MOST_HEADER_BYTES,
             max_field_size=_MOST_HEADER_BYTES,
@@ -149,7 +150,7 @@ class Office:
             if found is None:
                 return None
             call, parts, sent, reordered = found
-            name = session_name(headers, call.body, self.options.session_headers)
+            name = session_name(headers, call.body)
             session = self.ledger.sessions.find(tenant, name, parts)
             session.application = session.application or _application(headers)
             if reordered is not None and reordered.outcome is not None:

@@ -13,7 +13,7 @@ from string import Template
 from warmprefix_gateway.gateway_options import GatewayOptions
 from warmprefix_gateway.ledger import Ledger
 from warmprefix_gateway.sessions import Session, TokenFates
-from warmprefix_gateway.upstream_state import Durations, UpstreamState, written_time
+from warmprefix_gateway.upstreams import Durations, UpstreamState, written_time
 
 __all__ = ["overview_page", "page_policy"]
 

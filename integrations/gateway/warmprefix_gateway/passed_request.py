@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, MutableMapping
+from collections.abc import AsyncIterator, MutableMapping
 from typing import Any
 
 from warmprefix.errors import MissingExtraError, NoAgentError
 from warmprefix_gateway.body_encodings import ReadAnswer, reader_of
 from warmprefix_gateway.echo_watch import EchoedAnswer
 from warmprefix_gateway.gateway_options import EchoHandling
-from warmprefix_gateway.header_lists import OF_ENGINES, answer_headers, upstream_headers
+from warmprefix_gateway.http_messages import (
+    OF_ENGINES,
+    Send,
+    answer_headers,
+    error_body,
+    is_messages,
+    reply,
+    upstream_headers,
+)
 from warmprefix_gateway.office import Office
 from warmprefix_gateway.outgoing import AskedPrompt
-from warmprefix_gateway.replies import error_body, is_messages
 from warmprefix_gateway.request_body import ClientLeftError, Receive, RequestBody
 from warmprefix_gateway.routes import RouteKind
 from warmprefix_gateway.tenant_bodies import BodyRefusedError
-from warmprefix_gateway.upstream_state import FirstByteTimer, reason_of
+from warmprefix_gateway.upstreams import FirstByteTimer, reason_of
 from warmprefix_openai import AnswerFacts, StreamedAnswer, is_stream
 from warmprefix_requests import OutgoingRequest
 from warmprefix_requests.refusals import REFUSALS
@@ -28,10 +35,9 @@ try:
 except ImportError as exc:
     raise MissingExtraError("serve", "aiohttp") from exc
 
-__all__ = ["ClientLeftError", "PassedRequest", "Receive", "Scope", "Send", "reply"]
+__all__ = ["PassedRequest", "Scope"]
 
 Scope = MutableMapping[str, Any]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 _PROMPT_PATHS = ("/chat/completions", "/completions", "/messages", "/responses")
 _UNAVAILABLE = (502, 503)
@@ -478,10 +484,3 @@ def _reader_of(
     reader = reader_of(answer.headers.get("content-encoding", ""), streams, hide_usage=sent.hides_usage)
     echoes = None if sent.rewritten is None else sent.rewritten.echoes
     return EchoedAnswer(reader, echoes, handling) if echoes and handling != "pass" else reader
-
-
-async def reply(send: Send, status: int, kind: bytes, body: bytes, more: Collection[tuple[bytes, bytes]] = ()) -> None:
-    """Send a whole answer, with more headers if given."""
-    headers = [(b"content-type", kind), (b"content-length", str(len(body)).encode()), *more]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

@@ -121,7 +121,7 @@ class RequestBody:
             pass
 
     def _check_size(self, size: int) -> None:
-        most = self._office.options.max_body_bytes
+        most = self._office.options.bounds.max_body_bytes
         if size > most:
             raise BodyRefusedError(413, "size", f"the body is larger than {most} bytes")
 

@@ -27,6 +27,11 @@ _MAX_PARTS, _MAX_PARTS_OF_ALL = 10_000, 1_000_000
 _PARTS_OF_SESSION = 25
 """Parts that take as much memory as a session without a prompt."""
 _MAX_NAME = 256
+_HEADERS = (
+    *("x-session-id", "x-session-affinity", "x-claude-code-session-id", "session-id", "session_id", "thread-id"),
+    *("x-litellm-session-id", "x-openwebui-chat-id"),
+)
+"""Headers that name the session; the first that is there counts."""
 _FIELDS = ("prompt_cache_key", "session_id", "conversation_id", "user_session_id")
 
 
@@ -265,9 +270,9 @@ def _rate(before: _SentPrompt | None, parts: PromptParts, prompt_tokens: int) ->
     return before.rate
 
 
-def session_name(headers: Mapping[str, str], body: Mapping[str, Any], names: Sequence[str]) -> str | None:
+def session_name(headers: Mapping[str, str], body: Mapping[str, Any]) -> str | None:
     """Return the session that a request names; None if it names none."""
-    for name in names:
+    for name in _HEADERS:
         if headers.get(name):
             return f"{headers[name]}"
     metadata = body.get("metadata")

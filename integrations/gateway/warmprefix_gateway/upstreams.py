@@ -1,12 +1,17 @@
-"""The engines behind a gateway: which one a request goes to, and which ones answer."""
+"""The engines behind a gateway: which one a request goes to, which ones answer, and how long they take."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
-from collections.abc import Callable, Collection
-from contextlib import suppress
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import NamedTuple
 
 from warmprefix import ContextBlock
 from warmprefix.errors import MissingExtraError
@@ -14,7 +19,6 @@ from warmprefix_gateway.engine_salts import Engine, recognised_engine
 from warmprefix_gateway.gateway_options import GatewayOptions
 from warmprefix_gateway.metrics import GatewayMetrics
 from warmprefix_gateway.sessions import PromptParts, Session
-from warmprefix_gateway.upstream_state import Durations, UpstreamState, reason_of, written_time
 from warmprefix_routing import ReplicaRouter, Route
 
 try:
@@ -23,7 +27,7 @@ try:
 except ImportError as exc:
     raise MissingExtraError("serve", "aiohttp") from exc
 
-__all__ = ["Upstreams"]
+__all__ = ["Durations", "FirstByteTimer", "UpstreamState", "Upstreams", "reason_of", "written_time"]
 
 _log = logging.getLogger("warmprefix.gateway")
 _CHECK_SECONDS = 2.0
@@ -191,7 +195,7 @@ class Upstreams:
             for base, reason in zip(checked, reasons, strict=True):
                 if self.states[base].answers == bool(reason):  # the router has it in the same state
                     self._change(base, reason)
-            await asyncio.sleep(self._options.health_seconds)
+            await asyncio.sleep(self._options.bounds.health_seconds)
             checked = self._bases if len(self._bases) > 1 or not self.alive else ()
 
     async def _problem(self, client: aiohttp.ClientSession, base: str) -> str:
@@ -204,3 +208,120 @@ class Upstreams:
                 return "" if answer.status < 500 else f"status {answer.status} at /health"
         except Exception as error:  # whatever it is, the checks go on
             return reason_of(error)
+
+
+# -- what was seen of an upstream
+
+_LATEST = 1_000
+
+
+class Durations:
+    """The latest of a series of durations, in seconds."""
+
+    def __init__(self) -> None:
+        self._latest: deque[float] = deque(maxlen=_LATEST)
+
+    def __bool__(self) -> bool:
+        return bool(self._latest)
+
+    def add(self, seconds: float) -> None:
+        self._latest.append(seconds)
+
+    def percentile(self, share: float) -> float:
+        """Return the duration that this share of them does not exceed. O(n log n).
+
+        Raises:
+            IndexError: There is no duration.
+        """
+        return sorted(self._latest)[max(-int(-share * len(self._latest) // 1) - 1, 0)]
+
+
+class FirstByteTimes(NamedTuple):
+    """Seconds until the first byte of an answer."""
+
+    gateway: float
+    """From the client's last byte to the request to the upstream, and from the answer's first byte to the client."""
+    upstream: float
+    """From the request to the upstream to the first byte of the answer's body."""
+
+
+class FirstByteTimer:
+    """Measures a request from its last byte on; of several attempts, the last one counts as the upstream's."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+        self._prepared = self._asked = self._arrived = 0.0
+
+    def ask(self) -> None:
+        self._asked = time.perf_counter()
+        self._prepared = self._prepared or self._asked
+
+    def arrive(self) -> None:
+        """Note the first piece of the answer."""
+        self._arrived = time.perf_counter()
+
+    def end(self) -> FirstByteTimes:
+        """Return the times when the first piece was passed on."""
+        own = self._prepared - self._began + time.perf_counter() - self._arrived
+        return FirstByteTimes(own, self._arrived - self._asked)
+
+
+@dataclass(slots=True)
+class UpstreamState:
+    """One upstream, as its requests and checks have found it. Times are seconds since 1970."""
+
+    base: str
+    clock: Callable[[], float] = time.time
+    answers: bool = True
+    changed_at: float | None = None
+    """When it stopped to answer, or did so again; None if it always did."""
+    requests: int = 0
+    in_flight: int = 0
+    errors: int = 0
+    last_error: str = ""
+    last_error_at: float | None = None
+    first_bytes: Durations = field(default_factory=Durations)
+    """Times from a request to the first byte of its answer's body."""
+
+    @contextmanager
+    def asked(self) -> Iterator[None]:
+        """Count a request for as long as it runs."""
+        self.requests += 1
+        self.in_flight += 1
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
+
+    def fail(self, reason: str) -> None:
+        """Count an error."""
+        self.errors += 1
+        self.last_error, self.last_error_at = reason, self.clock()
+
+    def change(self, answers: bool) -> None:
+        """Note that it answers again, or does not answer any more."""
+        self.answers = answers
+        self.changed_at = self.clock()
+
+
+def reason_of(error: BaseException) -> str:
+    """Return why a request failed, without anything of the request."""
+    if isinstance(error, asyncio.TimeoutError):
+        return "no answer in time"
+    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    if isinstance(cause, OSError) and cause.errno is not None and cause.errno > 0:
+        return os.strerror(cause.errno)
+    if isinstance(error, aiohttp.ClientConnectorDNSError):
+        return "the name of its host was not found"
+    if isinstance(error, aiohttp.ServerDisconnectedError):
+        return "it closed the connection"
+    return type(error).__name__
+
+
+def written_time(seconds: float) -> str:
+    """Return a time in UTC.
+
+    >>> written_time(0)
+    '1970-01-01 00:00:00 UTC'
+    """
+    return f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"

@@ -8,12 +8,12 @@ import json
 import math
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import pytest
 
-from warmprefix_gateway import GatewayOptions, GatewayServer
+from warmprefix_gateway import GatewayBounds, GatewayOptions, GatewayServer
 from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer
 
 INSTANT = EmulatorConfig(kv_blocks=8_000, prefill_rate=math.inf, base_ttft_ms=0, decode_rate=math.inf)
@@ -162,7 +162,8 @@ def gateway_of() -> Iterator[Callable[..., GatewayServer]]:
     running: list[GatewayServer] = []
 
     def make(*upstreams: str, **options: Any) -> GatewayServer:
-        server = GatewayServer(GatewayOptions(upstreams, port=0, **options))
+        bounds = {each.name: options.pop(each.name) for each in fields(GatewayBounds) if each.name in options}
+        server = GatewayServer(GatewayOptions(upstreams, port=0, bounds=GatewayBounds(**bounds), **options))
         running.append(server.__enter__())
         return server
 

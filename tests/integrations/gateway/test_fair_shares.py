@@ -14,7 +14,7 @@ from tests.integrations.gateway.conftest import ScriptedUpstream, metric, send
 from tests.integrations.gateway.test_edge import connected
 
 from warmprefix_gateway import GatewayServer
-from warmprefix_gateway.preparation import Preparation
+from warmprefix_gateway.shares import Preparation
 
 Make = Callable[..., GatewayServer]
 UNFINISHED = b"POST /v1/chat/completions HTTP/1.1\r\nauthorization: Bearer ka\r\ncontent-length: 1000\r\n\r\n"

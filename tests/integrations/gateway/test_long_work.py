@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from tests.integrations.gateway.conftest import ScriptedUpstream, metric, send
 
-from warmprefix_gateway import GatewayServer, preparation
-from warmprefix_gateway.preparation import AbandonedWorkError, Preparation
+from warmprefix_gateway import GatewayServer, shares
+from warmprefix_gateway.shares import AbandonedWorkError, Preparation
 
 Make = Callable[..., GatewayServer]
 CHAT = "/v1/chat/completions"
@@ -109,7 +109,7 @@ def test_work_ends_when_the_client_leaves(
 def test_a_request_whose_references_take_too_long_goes_out_without(
     upstream: ScriptedUpstream, gateway_of: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preparation, "_MAX_SECONDS", 0.0)
+    monkeypatch.setattr(shares, "_MAX_SECONDS", 0.0)
     gateway = gateway_of(upstream.base_url)
     body = repeats(600)
     assert send(gateway, "POST", CHAT, body).status == 200

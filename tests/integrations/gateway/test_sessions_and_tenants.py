@@ -13,7 +13,7 @@ import pytest
 from tests.integrations.gateway.conftest import ScriptedUpstream, answer, chat_answer, metric, send
 
 from warmprefix import ContextPlanner
-from warmprefix_gateway import GatewayOptions, GatewayServer
+from warmprefix_gateway import GatewayBounds, GatewayOptions, GatewayServer
 from warmprefix_gateway.sessions import SessionBook, prompt_parts, session_name
 from warmprefix_gateway.tenant_keys import KeysError, TenantKeys
 from warmprefix_tools.emulator import EmulatorServer
@@ -118,13 +118,17 @@ def test_a_file_of_keys_that_is_wrong_is_an_error(tmp_path: Path, text: str) -> 
         {"port": 70_000},
         {"references": "all"},
         {"profile": "unheard-of"},
-        {"max_body_bytes": 0},
-        {"silent_seconds": 0},
     ],
 )
 def test_options_that_are_wrong_are_an_error(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - each has a message of its own
         GatewayOptions(**{"upstreams": ("http://a/v1",), **options})
+
+
+@pytest.mark.parametrize("bound", ["max_body_bytes", "max_buffered_bytes", "max_in_flight", "silent_seconds"])
+def test_bounds_must_be_above_0(bound: str) -> None:
+    with pytest.raises(ValueError, match=f"{bound} must be above 0, got 0"):
+        GatewayBounds(**{bound: 0})
 
 
 def test_another_address_than_the_loopback_needs_a_reason(keys: Path) -> None:
@@ -319,7 +323,7 @@ def test_no_tenant_takes_the_sessions_of_another_one() -> None:
     ],
 )
 def test_a_request_may_name_its_session(headers: dict[str, str], fields: dict[str, Any], name: str | None) -> None:
-    assert session_name(headers, fields, ["x-session-id"]) == name
+    assert session_name(headers, fields) == name
 
 
 def test_uncached_tokens_have_a_cause() -> None:

@@ -14,7 +14,7 @@ import pytest
 from tests.integrations.gateway.conftest import ScriptedUpstream, answer, chat_answer, metric, send
 
 from warmprefix_gateway import GatewayServer
-from warmprefix_gateway.upstream_state import Durations
+from warmprefix_gateway.upstreams import Durations
 
 Make = Callable[..., GatewayServer]
 CHAT = "/v1/chat/completions"

@@ -21,7 +21,7 @@ from warmprefix_gateway.metrics import GatewayMetrics
 from warmprefix_gateway.outgoing import AskedPrompt
 from warmprefix_gateway.page import overview_page
 from warmprefix_gateway.sessions import prompt_parts
-from warmprefix_gateway.upstream_state import Durations, UpstreamState
+from warmprefix_gateway.upstreams import Durations, UpstreamState
 from warmprefix_requests import Rewritten, read_call
 from warmprefix_tools.demo.demo_options import DemoOptions
 from warmprefix_tools.demo.demo_report import demo_page

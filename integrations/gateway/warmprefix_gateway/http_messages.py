@@ -1,9 +1,11 @@
-"""Which headers pass a gateway, in both directions, byte for byte. Pure: no I/O."""
+"""HTTP messages: which headers pass, in both directions, byte for byte, and answers that the gateway gives itself."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, MutableMapping, Sequence
+from typing import Any
 
 from warmprefix.errors import MissingExtraError
 
@@ -12,7 +14,18 @@ try:
 except ImportError as exc:
     raise MissingExtraError("serve", "aiohttp") from exc
 
-__all__ = ["OF_ENGINES", "answer_headers", "has_repeated", "upstream_headers"]
+__all__ = [
+    "OF_ENGINES",
+    "Send",
+    "answer_headers",
+    "error_body",
+    "has_repeated",
+    "is_messages",
+    "reply",
+    "upstream_headers",
+]
+
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
@@ -79,3 +92,37 @@ def has_repeated(raw: RawHeaders, names: Collection[str]) -> bool:
     """Return True if one of these headers is there twice, so that two servers could read another one each."""
     found = [name.lower().decode("latin-1") for name, _ in raw]
     return any(found.count(name) > 1 for name in names)
+
+
+# -- answers of the gateway itself
+
+_KINDS = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+}
+
+
+def is_messages(path: str) -> bool:
+    """Return True for a route of Anthropic's API."""
+    return path.rstrip("/").endswith(("/messages", "/messages/count_tokens"))
+
+
+def error_body(path: str, status: int, message: str) -> bytes:
+    """Return the body of an error, in Anthropic's shape for its routes and in OpenAI's for all others.
+
+    >>> error_body("/v1/chat/completions", 502, "no upstream answers")
+    b'{"error": {"message": "no upstream answers", "type": "api_error", "param": null, "code": 502}}'
+    """
+    kind = _KINDS.get(status, "api_error" if status >= 500 else "invalid_request_error")
+    if is_messages(path):
+        return json.dumps({"type": "error", "error": {"type": kind, "message": message}}).encode()
+    return json.dumps({"error": {"message": message, "type": kind, "param": None, "code": status}}).encode()
+
+
+async def reply(send: Send, status: int, kind: bytes, body: bytes, more: Collection[tuple[bytes, bytes]] = ()) -> None:
+    """Send a whole answer, with more headers if given."""
+    headers = [(b"content-type", kind), (b"content-length", str(len(body)).encode()), *more]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
