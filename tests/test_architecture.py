@@ -203,7 +203,11 @@ def read_layers() -> list[set[str]]:
 
 
 def node_of(package: str) -> str:
-    return "core" if package == "warmprefix" else package.removeprefix("warmprefix_")
+    """Return the package's node: all frameworks share one, but the tools import the gateway and Ray."""
+    name = package.removeprefix("warmprefix_")
+    if "integrations" in PACKAGES[package].parts and name not in ("gateway", "ray"):
+        return "frameworks"
+    return "core" if package == "warmprefix" else name
 
 
 def read_picture() -> tuple[set[str], set[tuple[str, str]]]:
