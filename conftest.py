@@ -10,6 +10,7 @@ import ssl
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
+from pathlib import Path
 from zlib import crc32
 
 import pytest
@@ -50,6 +51,23 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     from redis_servers import describe_binaries
 
     return [*lines, *(f"Redis server: {line}" for line in describe_binaries())]
+
+
+SECOND_TIER = (
+    "integrations/ray",
+    "tests/integrations/ray",
+    "tests/docs_site/test_site.py",
+    "tests/examples/test_notebook.py",
+)
+"""What needs packages that the first tier's environment does not have."""
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out what the first tier cannot import."""
+    place = (
+        collection_path.relative_to(config.rootpath).as_posix() if config.rootpath in collection_path.parents else ""
+    )
+    return True if place in SECOND_TIER and not config.getoption("all") else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

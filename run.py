@@ -7,10 +7,10 @@
     python3 run.py docs                                      build the documentation site into build/site
 
 Each command creates its own virtual environments next to this file. It creates them again after pyproject.toml has
-changed or the clone has moved. `test` and `docs` need one, with the core and the newest version of each framework.
-`test` leaves out
+changed or the clone has moved. `test` needs one, with the core and the newest version of each framework. It leaves out
 {left_out}.
-`test --all` adds one environment for the kernels, which need torch, and two for each framework, with its newest and its
+`test --all` and `docs` use a larger one, which also has Ray, the site, the notebook and pyright. `test --all` adds one
+environment for the kernels, which need torch, and two for each framework, with its newest and its
 oldest supported version, and one for each other version of Python that it finds on the PATH or under pyenv, for the
 core's tests. To use only some of its environments, name them:
 {environments}.
@@ -52,7 +52,8 @@ CORE_TESTS = [
 """What runs on each version of Python, in a minute."""
 REQUIREMENTS = {
     "demo": ["-e", ".[demo]"],
-    "together": ["-e", ".[all,ray]", "--group", "together"],
+    "together": ["-e", ".[all]", "--group", "together"],
+    "everything": ["-e", ".[all,ray]", "--group", "everything"],
     "kernels": ["-e", ".[gpu]", "--group", "kernels"],
     **{
         f"{framework}-{version}": ["-e", f".[demo,{framework}]", "--group", f"{framework}-{version}"]
@@ -69,22 +70,26 @@ REQUIREMENTS = {
 }
 SIZES = {
     "demo": ": downloads about 10 MB",  # installed, with pip, they take about 90 MB
-    "together": ": downloads packages that take 2.2 GB of disk",
+    "together": ": downloads packages that take 1 GB of disk",
+    "everything": ": downloads packages that take 2 GB of disk",
     "kernels": ": downloads PyTorch and more, 1 GB or, for GPUs, several",
     "clients": ": downloads packages that take 1.2 GB of disk",
 }
 """What `environment` prints of large downloads, and of the demo's, which is small."""
-TESTED = [name for name in REQUIREMENTS if name not in ("demo", "hermes")]
+TESTED = [name for name in REQUIREMENTS if name not in ("demo", "hermes", "together")]
 LARGE = ("clients",)
 """Environments that `test --all` uses only if they are named."""
 NODE_CLIENTS = ["opencode-ai@1.18", "@openai/codex@0.169"]
 PARALLEL = ["--numprocesses", "auto", "--maxprocesses", "8", "--dist", "loadfile"]
 WITH_INTEGRATIONS = ["--override-ini", "norecursedirs=kernels outside .* build"]
 """Collect the folders `integrations` too. pytest ignores `tests/integrations` as an argument next to `tests`."""
+SECOND_TIER_FILES = "^(benchmarks/(engine/|(kernels|dataset_scale)[.]py)|docs/site/|tests/kernels/|.*/ray/)"
+WITHOUT_SECOND_TIER = ["--exclude", SECOND_TIER_FILES]
+"""What mypy leaves out where Ray, torch and MkDocs are not installed."""
 LEFT_OUT = (
-    "pyright, the kernels, each framework alone and at its oldest version, LangChain's own tests, all Redis servers\n"
-    "but the newest, tests marked `slow`, most variants of tests marked `sample`, and nine of ten examples of each\n"
-    "property"
+    "pyright, Ray, the site, the notebook, the kernels, each framework alone and at its oldest version, LangChain's\n"
+    "own tests, all Redis servers but the newest, tests marked `slow`, most variants of tests marked `sample`, and\n"
+    "nine of ten examples of each property"
 )
 
 # These would point pip, or the environment's Python, to other places, or have each worker of pytest compile all tests
@@ -110,7 +115,7 @@ def main(arguments: list[str]) -> int:
     if command == "demo":
         return run(environment("demo").with_name("warmprefix"), "demo", *options, cwd=None)  # --json FILE is the user's
     if command == "docs":
-        failed = run_checks(iter([site_check(environment("together"))]))
+        failed = run_checks(iter([site_check(environment("everything"))]))
         if not failed:
             print(f"\nThe site is in {SITE}; its first page is index.html.")
         return 1 if failed else 0
@@ -124,7 +129,7 @@ def main(arguments: list[str]) -> int:
 
 def default_environments() -> list[str]:
     """Return what `test --all` uses if nothing is named, and print which versions of Python it leaves out."""
-    own = f"python-{sys.version_info.major}.{sys.version_info.minor}"  # `together` tests it
+    own = f"python-{sys.version_info.major}.{sys.version_info.minor}"  # `everything` tests it
     absent = [name for name in TESTED if name.startswith("python-") and name != own and interpreter(name) is None]
     if absent:
         print(f"left out, as there is no such Python: {', '.join(absent)}")
@@ -150,7 +155,7 @@ def test_all(names: list[str], options: list[str]) -> list[str]:
     """
     failed: list[str] = []
     with ThreadPoolExecutor(1) as ahead:
-        first = [] if all(name.startswith("python-") for name in names) else ["together"]  # it has the static checks
+        first = [] if all(name.startswith("python-") for name in names) else ["everything"]  # it has the static checks
         ready = {name: ahead.submit(environment, name) for name in dict.fromkeys([*first, *names])}
         try:
             for name in names:
@@ -186,12 +191,12 @@ def quick_checks(options: list[str]) -> Iterator[Check]:
     yield "pytest", [python, "-m", "pytest", *(options or [*PARALLEL, *WITH_INTEGRATIONS, *folders])]
 
 
-def static_checks(python: Path) -> Iterator[Check]:
+def static_checks(python: Path, *, everything: bool = False) -> Iterator[Check]:
     """Yield the checks that run no test."""
     yield "ruff check", [python, "-m", "ruff", "check", "--output-format=concise", "."]
     yield "ruff format", [python, "-m", "ruff", "format", "--check", "--quiet", "."]
     yield "import rules", [python.with_name("lint-imports"), "--no-cache"]
-    yield "mypy", [python, "-m", "mypy"]
+    yield "mypy", [python, "-m", "mypy", *(() if everything else WITHOUT_SECOND_TIER)]
 
 
 def site_check(python: Path) -> Check:
@@ -205,10 +210,10 @@ def all_checks(name: str, options: list[str]) -> Iterator[Check]:
         quick: list[str | Path] = [environment(name), "-m", "pytest", *PARALLEL]
         yield f"pytest, {name}", [*quick, *(options or CORE_TESTS)]
         return
-    tools = environment("together")
+    tools = environment("everything")
     pytest: list[str | Path] = [environment(name), "-m", "pytest", "--all", *PARALLEL]
-    if name == "together":
-        yield from static_checks(tools)
+    if name == "everything":
+        yield from static_checks(tools, everything=True)
         yield "pyright", [tools, "-m", "basedpyright", "--level", "error", "--pythonpath", tools]
         yield site_check(tools)
         if not options:
@@ -268,7 +273,8 @@ def environment(name: str) -> Path:
         create(directory, python, name)
         if not installed_by_uv(name, python):
             install(python, "--quiet", "--upgrade", "pip>=25.1")  # the first that has --group
-            install(python, *([] if name == "demo" else ["--quiet"]), *REQUIREMENTS[name])
+            quiet = [] if name == "demo" else ["--quiet", "--no-compile"]  # Python compiles what it imports
+            install(python, *quiet, *REQUIREMENTS[name])
         stamp.write_text(wanted)
     except OSError as error:
         raise SystemExit(f"Cannot set up {directory}: {error.strerror}.") from error
