@@ -51,13 +51,13 @@ from result_files import measured_all, write_results
 from traces import generated, given_files, reported_k, trace_of
 from warmprefix import ContextPlanner
 from warmprefix.annotate import Annotate, Templates, has_labels
-from warmprefix.batch.distinct import split
 from warmprefix.batch.plan import BatchPlan, BatchRequest
 from warmprefix.batch.planners import BatchPlanner, Placed, Progress, depth_first
 from warmprefix.labels import label_candidates
 from warmprefix.plan import PlannedBlock
 from warmprefix.prefix.tree import PrefixTree
 from warmprefix.tokens import CheckedCounter, NoteWriter, as_counter, order_note
+from warmprefix_kernels.distinct_sets import split
 from warmprefix_tools.replay.workload import Workload
 from warmprefix_tools.traces.reader import read_trace
 from warmprefix_tools.traces.trace import Trace, TraceRequest

@@ -154,7 +154,7 @@ class Call(NamedTuple):
 
 
 def merge(generator: str, count: int) -> dict[str, Any]:
-    from warmprefix.batch.distinct import DistinctSets
+    from warmprefix_kernels.distinct_sets import DistinctSets
 
     contexts = list(GENERATORS[generator](count))
     tokens = lengths(contexts)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from warmprefix import ContextBlock
 from warmprefix.blocks import evidence_blocks, joined_blocks
-from warmprefix.neighbours import SourcePlace, neighbours, pin_of, with_kept_places
+from warmprefix_requests.neighbours import SourcePlace, neighbours, pin_of, with_kept_places
 
 
 def place(metadata: dict[str, Any], characters: int = 100) -> SourcePlace:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from warmprefix.batch.distinct import Group, split
+from warmprefix_kernels.distinct_sets import Group, split
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
 

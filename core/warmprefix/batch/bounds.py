@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from statistics import fmean, stdev
 from typing import NamedTuple
 
-from warmprefix.batch.distinct import DistinctSets
 from warmprefix.batch.plan import BoundKind
+from warmprefix_kernels.distinct_sets import DistinctSets
 from warmprefix_kernels.machine import COMPILING_PAYS_FROM, index_of, machine, room_for, sets_of
 
 __all__ = ["Bound", "upper_bound"]

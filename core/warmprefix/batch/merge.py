@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from warmprefix.batch.distinct import DistinctSets, Group, renumbered, split
 from warmprefix.batch.planners import Device, Placed, Progress, depth_first, laid_out
 from warmprefix_kernels.batch_device import OVERLAPS_PAY_FROM, use_cuda
+from warmprefix_kernels.distinct_sets import DistinctSets, Group, renumbered, split
 from warmprefix_kernels.machine import (
     COMPILING_PAYS_FROM,
     Machine,

@@ -18,7 +18,6 @@ __all__ = [
     "NumberedRequests",
     "PathTree",
     "Paths",
-    "ResidentTree",
     "ScopePlan",
     "Served",
     "bound_of_all",
@@ -54,14 +53,6 @@ class PathTree(Protocol):
     ) -> list[int]: ...
 
 
-class ResidentTree(PathTree, Protocol):
-    """The whole predicted content of the engine's cache; see `PrefixTree`."""
-
-    @property
-    def resident_tokens(self) -> int: ...
-    def resident_paths(self) -> Iterator[tuple[list[bytes], list[int]]]: ...
-
-
 class Served(NamedTuple):
     """The part of one context that the cache held when it ran."""
 
@@ -90,7 +81,7 @@ def without_notes(request: int, order: Sequence[int]) -> int:
 def plan_scope(
     requests: Sequence[BatchRequest],
     planners: Sequence[BatchPlanner],
-    tree: ResidentTree | None,
+    tree: PrefixTree[bytes] | None,
     capacity_tokens: int | None,
     progress: Progress = no_progress,
     *,
@@ -378,7 +369,7 @@ def resident_path(batch: NumberedRequests, i: int, tree: PathTree) -> _Order:
     return (*head, *[middle[place] for place in path])
 
 
-def _numbered_paths(batch: NumberedRequests, tree: ResidentTree) -> Paths:
+def _numbered_paths(batch: NumberedRequests, tree: PrefixTree[bytes]) -> Paths:
     numbers = {key: number for number, key in enumerate(batch.keys)}
     return [
         ([numbers.setdefault(key, len(numbers)) for key in path], lengths) for path, lengths in tree.resident_paths()

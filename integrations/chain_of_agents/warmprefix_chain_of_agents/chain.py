@@ -11,7 +11,6 @@ from contextlib import aclosing, closing
 from typing import Any, get_args
 
 from warmprefix import ContextPlanner, MissingExtraError
-from warmprefix.neighbours import PinRule
 from warmprefix_chain_of_agents.agents import Manager, Speaker, Worker
 from warmprefix_chain_of_agents.bridge import iterate
 from warmprefix_chain_of_agents.crew import Crew
@@ -22,6 +21,7 @@ from warmprefix_chain_of_agents.results import ChainAnswer, ChainProgress
 from warmprefix_chain_of_agents.runs import ChainQuestion, Mode, OnFailure, Run, RunEvent, RunOptions
 from warmprefix_chain_of_agents.turns import Turns
 from warmprefix_openai import Retries
+from warmprefix_requests.neighbours import PinRule
 from warmprefix_routing import AgentRouter
 
 try:

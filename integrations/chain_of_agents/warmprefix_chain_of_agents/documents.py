@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from warmprefix import ContextBlock
-from warmprefix.neighbours import PinRule, SourcePlace, neighbours, pin_of
+from warmprefix_requests.neighbours import PinRule, SourcePlace, neighbours, pin_of
 
 __all__ = ["as_blocks", "as_list", "as_plain", "has_value", "value_of"]
 

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, get_args
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner, EngineReport
 from warmprefix.errors import NoAgentError
 from warmprefix.forks import fork_safe_lock
-from warmprefix.neighbours import PinRule
 from warmprefix.plan import Placement
 from warmprefix_chain_of_agents.documents import as_blocks, as_list, as_plain, value_of
+from warmprefix_requests.neighbours import PinRule
 from warmprefix_routing import AgentRouter, Assignment
 
 __all__ = ["FanOut", "Share"]

@@ -8,10 +8,10 @@ from typing import Any
 from typing_extensions import TypedDict
 
 from warmprefix import ContextPlanner, MissingExtraError
-from warmprefix.neighbours import PinRule
 from warmprefix.plan import Placement
 from warmprefix_chain_of_agents.documents import has_value, value_of
 from warmprefix_chain_of_agents.fan_out import FanOut, Share
+from warmprefix_requests.neighbours import PinRule
 from warmprefix_routing import AgentRouter
 
 try:

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 from typing_extensions import Self
 
 from warmprefix import ContextPlanner, MissingExtraError
-from warmprefix.neighbours import PinRule
 from warmprefix.plan import Placement
 from warmprefix_chain_of_agents.fan_out import FanOut
+from warmprefix_requests.neighbours import PinRule
 from warmprefix_routing import AgentRouter
 
 try:

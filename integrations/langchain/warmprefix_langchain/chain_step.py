@@ -19,10 +19,10 @@ from pydantic import ConfigDict
 
 from warmprefix import ContextPlanner
 from warmprefix.annotate import Annotate
-from warmprefix.neighbours import PinRule
 from warmprefix.plan import Placement
 from warmprefix_langchain.document_labels import NOTE_KEY, ShownIn
 from warmprefix_langchain.plugin_options import ContextReuseOptions
+from warmprefix_requests.neighbours import PinRule
 
 __all__ = ["context_prompt", "context_reuse"]
 

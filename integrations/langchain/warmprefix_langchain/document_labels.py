@@ -9,7 +9,7 @@ from langchain_core.documents import Document
 
 from warmprefix import ContextBlock, ContextPlan, PlannedBlock
 from warmprefix.annotate import has_labels
-from warmprefix.neighbours import PinRule, SourcePlace, neighbours, pin_of, with_kept_places
+from warmprefix_requests.neighbours import PinRule, SourcePlace, neighbours, pin_of, with_kept_places
 
 __all__ = [
     "LABEL_KEY",

@@ -15,9 +15,9 @@ from typing_extensions import Self
 
 from warmprefix import ContextPlanner
 from warmprefix.annotate import Annotate, annotation_for
-from warmprefix.neighbours import PinRule
 from warmprefix.plan import Placement
 from warmprefix_langchain.document_labels import PromptDocuments, ShownIn, arrange, as_blocks, as_list
+from warmprefix_requests.neighbours import PinRule
 
 __all__ = ["ContextReuseOptions"]
 

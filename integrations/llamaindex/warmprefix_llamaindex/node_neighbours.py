@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llama_index.core.schema import BaseNode, MetadataMode, NodeRelationship, RelatedNodeInfo
 
-from warmprefix.neighbours import SourcePlace
+from warmprefix_requests.neighbours import SourcePlace
 
 __all__ = ["follows_directly"]
 

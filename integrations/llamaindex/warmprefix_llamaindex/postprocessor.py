@@ -17,10 +17,10 @@ from llama_index_instrumentation.dispatcher import active_instrument_tags
 
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner, PlannedBlock
 from warmprefix.annotate import Annotate
-from warmprefix.neighbours import PinRule, neighbours, pin_of, with_kept_places
 from warmprefix_llamaindex.node_marks import copied, marks, showing, with_node
 from warmprefix_llamaindex.node_neighbours import follows_directly
 from warmprefix_llamaindex.synthesizer_labels import PlannedNodes, install_labels
+from warmprefix_requests.neighbours import PinRule, neighbours, pin_of, with_kept_places
 
 __all__ = ["ContextReusePostprocessor"]
 

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner, Templates
 from warmprefix.annotate import Annotate, check_annotate, has_labels
-from warmprefix.neighbours import PinRule, pin_of, with_kept_places
 from warmprefix.ordering import BlockView, PrefixView
 from warmprefix.planner import PlanOptions
+from warmprefix_requests.neighbours import PinRule, pin_of, with_kept_places
 
 __all__ = ["ArrangedMemories", "Entry", "MemoryArranger", "SteadyOrder", "text_of"]
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from warmprefix import ContextPlanner
 from warmprefix.annotate import Annotate
-from warmprefix.neighbours import PinRule
 from warmprefix_mem0.memory_order import ArrangedMemories, Entry, MemoryArranger
 from warmprefix_mem0.memory_owners import owners_of, tenant_of
+from warmprefix_requests.neighbours import PinRule
 
 __all__ = ["AsyncContextReuseMemory", "ContextReuseMemory"]
 

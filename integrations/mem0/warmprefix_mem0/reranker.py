@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from warmprefix import ContextPlanner, MissingExtraError
-from warmprefix.neighbours import PinRule
 from warmprefix_mem0.memory_order import Entry, MemoryArranger
 from warmprefix_mem0.memory_owners import owners_of
+from warmprefix_requests.neighbours import PinRule
 
 try:
     from mem0.configs.rerankers.base import BaseRerankerConfig
