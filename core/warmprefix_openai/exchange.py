@@ -58,7 +58,7 @@ class Exchange:
         self._sent = sent
         self._plan = plan
         self._asked: OutgoingRequest | None = asked
-        self._attempt = attempt
+        self._attempt: Attempt | None = attempt
         self._marker = marker
         self._refused: MarkedBody | None = None
         """The marks that an answer may have refused."""
@@ -75,17 +75,24 @@ class Exchange:
         self.primes: tuple[Attempt, ...] = ()
         """Requests to send in front of this one."""
 
+    @property
+    def _outgoing(self) -> OutgoingRequest | None:
+        """The request that was sent last; None once its outcome is known."""
+        return None if self._attempt is None else self._attempt.request
+
     def sending(self) -> None:
         """Note that the request is sent now."""
         self._began = self._clock()
 
     def answered(self, status: int) -> OutgoingRequest | None:
         """Note the status of an answer; return a request to send once more, without refused fields, or None."""
-        marked = self._attempt.request.marked
-        again = self._attempt.answered(status)
+        if (attempt := self._attempt) is None:
+            return None
+        marked = attempt.request.marked
+        again = attempt.answered(status)
         if again is not None:
             self._refused = marked
-        elif self._attempt.is_refused and self._refused is not None and self._marker is not None:
+        elif attempt.is_refused and self._refused is not None and self._marker is not None:
             self._marker.refused()
         return again
 
@@ -93,10 +100,10 @@ class Exchange:
         """Read the answer's status and headers. Returns a verdict if the body does not matter."""
         self._status = status
         if 200 <= status < 300:
-            sent = self._attempt.request
-            if is_stream(headers.get("content-type", ""), asked=sent.streams):
+            sent = self._outgoing
+            if is_stream(headers.get("content-type", ""), asked=sent is not None and sent.streams):
                 facts = AnswerFacts(self._began, self._clock)
-                self._reader = StreamedAnswer(hide_usage=sent.hides_usage, facts=facts)
+                self._reader = StreamedAnswer(hide_usage=sent is not None and sent.hides_usage, facts=facts)
             else:
                 self._reader = WholeAnswer()
             return None
@@ -191,13 +198,14 @@ class Exchange:
         commits = step in ("commit", "commit part")
         if self._marker is not None and self._refused is not None:
             self._marker.report(self._refused, None)
-        elif self._marker is not None and (marked := self._attempt.request.marked) is not None:
+        elif self._marker is not None and (sent := self._outgoing) is not None and sent.marked is not None:
             usage = None if self._reader is None else self._reader.facts.usage
             # An answer without usage has not failed: it does not show what became of its marks.
-            self._marker.report(marked, usage if commits else usage or None)
+            self._marker.report(sent.marked, usage if commits else usage or None)
         report = self._report() if commits else None
         unread = commits and (self._reader is None or self._reader.facts.unread)
-        self._asked = None  # its texts are long
+        self._asked = self._attempt = None  # their texts are long
+        self.primes = ()
         return Verdict(self._sent, self._plan, step, report, delay, unread)
 
     def _report(self) -> EngineReport:
@@ -212,7 +220,8 @@ class Exchange:
                 self._on_error("a prompt's blocks could not be located")
         # A feed looks for the prompt's tokens among the KV blocks under the plan's salt; under another they mean
         # nothing.
-        token_ids = facts.prompt_token_ids if self._attempt.request.salt == self._plan.cache_salt else None
+        is_own_salt = self._outgoing is not None and self._outgoing.salt == self._plan.cache_salt
+        token_ids = facts.prompt_token_ids if is_own_salt else None
         return EngineReport(
             tokens.cached_tokens,
             tokens.prompt_tokens,

@@ -5,7 +5,7 @@ and `repeats` replace repeated results of tools by references, `marks` sets cach
 """
 
 from warmprefix_requests.block_places import block_ends, holds_blocks
-from warmprefix_requests.echoes import EchoedText, Echoes, EchoStream, TextForm
+from warmprefix_requests.echoes import Echoes, EchoStream, TextForm
 from warmprefix_requests.outgoing import (
     OutgoingRequest,
     Processor,
@@ -18,21 +18,18 @@ from warmprefix_requests.outgoing import (
     with_token_ids,
     with_usage,
 )
-from warmprefix_requests.prompts import PromptMessage, RewriteRoute, canonical_prompt
+from warmprefix_requests.prompts import RewriteRoute, canonical_prompt
 from warmprefix_requests.refusals import Attempt, FieldRefusals
 from warmprefix_requests.repeats import RepeatedResult, Rewritten, restored, rewrite
-from warmprefix_requests.transcript import RepeatLevel, Transcript
+from warmprefix_requests.transcript import Transcript
 
 __all__ = [
     "Attempt",
     "EchoStream",
-    "EchoedText",
     "Echoes",
     "FieldRefusals",
     "OutgoingRequest",
     "Processor",
-    "PromptMessage",
-    "RepeatLevel",
     "RepeatedResult",
     "RewriteRoute",
     "Rewritten",
