@@ -62,7 +62,7 @@ def _different(texts: tuple[str, ...]) -> tuple[str, ...]:
 _Passages = Annotated[tuple[_Text, ...], Len(min_length=1), AfterValidator(_different)]
 
 
-class _Turn(BaseModel):
+class _TurnFields(BaseModel):
     """A turn in a file of questions."""
 
     question: _Text
@@ -78,7 +78,7 @@ class _QuestionLine(BaseModel):
     answers: tuple[_Text, ...]
     passages: _Passages
     gold: tuple[Annotated[int, Strict(), Ge(0)], ...] = ()
-    earlier: tuple[_Turn, ...] = ()
+    earlier: tuple[_TurnFields, ...] = ()
 
     def made(self, number: int) -> EvidenceQuestion:
         """Return the question; a line without an id gets its number."""
