@@ -78,11 +78,3 @@ def test_tokenize_takes_messages_or_a_prompt(
 ) -> None:
     response = http.post(f"{shared_server.url}/tokenize", json=body)
     assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt")
-
-
-@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nothing", 404), ("GET", "/tokenize", 405)])
-def test_unknown_routes_get_the_same_shape(
-    shared_server: EmulatorServer, http: httpx.Client, method: str, path: str, status: int
-) -> None:
-    response = http.request(method, f"{shared_server.url}{path}")
-    assert (response.status_code, response.json()["error"]["code"]) == (status, status)

@@ -8,11 +8,9 @@ import math
 import os
 import re
 import signal
-import sqlite3
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -104,14 +102,6 @@ def test_a_killed_run_goes_on_without_a_lost_or_doubled_answer(
     assert len(answers) == len({answer.key for answer in answers}) == 150 * 3 * 2
     assert all(answer.text for answer in answers)
     assert 900 <= len(asked) <= 900 + 8 * kills  # those under way are made again
-
-
-def test_a_finished_run_makes_no_calls(
-    reader: EmulatorServer, asked: list[Sequence[ChatMessage]], run: Run, tmp_path: Path
-) -> None:
-    for _ in range(2):
-        assert run(*arguments(reader, tmp_path / "answers", "--limit", 5, "--arms", "note")).returncode == 0
-    assert len(asked) == 10
 
 
 @pytest.mark.parametrize(
@@ -451,14 +441,3 @@ def test_options_are_checked(run: Run, tmp_path: Path, wrong: list[str]) -> None
 def test_options_of_the_report_are_checked(run: Run, tmp_path: Path, wrong: list[Any]) -> None:
     filled(tmp_path / "a", {"relevance": ["right"], "note": ["right"]}).__exit__(None, None, None)
     assert run("quality", "report", tmp_path / "a", *wrong).returncode == 2
-
-
-def test_a_locked_file_is_an_error(tmp_path: Path, run: Run) -> None:
-    filled(tmp_path / "a", {"relevance": ["right"]}).__exit__(None, None, None)
-    holder = sqlite3.connect(tmp_path / "a", isolation_level=None)
-    holder.execute("PRAGMA locking_mode = EXCLUSIVE")
-    holder.execute("BEGIN EXCLUSIVE")
-    began = time.monotonic()
-    done = run("quality", "report", tmp_path / "a")
-    holder.close()
-    assert (done.returncode, time.monotonic() - began < 20) == (2, True)

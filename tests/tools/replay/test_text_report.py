@@ -64,8 +64,3 @@ def test_narrow_console_prints_times_in_a_second_table(width: int, tables: int) 
     assert sum(line.startswith("cache ") for line in lines) == tables
     assert sum("1,000,000,000 tokens" in line for line in lines) == tables + 1  # and in a sentence
     assert max(map(len, lines)) <= width
-
-
-def test_failing_tokenizer_is_named() -> None:
-    text = "\n".join(printed(200, [replace(RESULT, tokenizer_errors=3)]))
-    assert "The tokenizer failed for 3 texts of context-index; their tokens are estimated." in text

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from warmprefix_tools.replay.comparison import compare
 from warmprefix_tools.replay.page import replay_page
 from warmprefix_tools.replay.results import Estimates, Misses, ReplayResult
 from warmprefix_tools.report.visible import visible
@@ -90,15 +89,6 @@ def test_hostile_names_stay_names(results: list[ReplayResult], outline: Parse, n
     for name in filter(None, (trace, policy)):
         assert visible(name) in parsed.texts
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", page)
-
-
-def test_traces_that_share_a_name_are_all_shown(results: list[ReplayResult]) -> None:
-    first = results[:8]
-    second = [replace(result, saved_tokens=result.saved_tokens // 2) for result in first]
-    assert [list(each.cells.values()) for each in compare([*first, *second])] == [first, second]
-    page = replay_page([*first, *second])
-    assert 'id="trace-2"' in page
-    assert all(f"{result.saved_tokens:,}" in page for result in (*first, *second))
 
 
 @pytest.mark.parametrize("policies", [["relevance"], ["coaccess"], ["greedy"], ["greedy", "relevance"]])
