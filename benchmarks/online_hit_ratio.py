@@ -15,8 +15,7 @@ prefill, with labels and notes counted as prefilled unless the cache holds them.
 of the others are charged twice: with the same short note, and with the published one (a label in front of each block,
 and a sentence that lists all labels).
 
-*counts*: the first rule from which the default was developed: the deepest path, then co-access counts
-(docs/ordering.md). *bound*: the most that any order can find with any cache: the tokens that each request shares with
+*bound*: the most that any order can find with any cache: the tokens that each request shares with
 its best earlier partner. *margin*: the default policy minus the best other column, in points; `--check` ends with
 status 1 if one is below -0.05. Variants: `shuffled` requests; `half` of them, drawn at random; the last 60 % of them,
 `last=60`; fewer blocks, `k=3`.
@@ -41,7 +40,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from common import percentile, print_table, size
-from experimental_ordering import ExperimentalPolicy, Rule
 from result_files import write_rows
 from traces import from_a_clone, given_files, is_variant, reported_k, vary
 from warmprefix.annotate import Templates
@@ -55,7 +53,6 @@ from warmprefix_tools.traces.trace import Trace
 
 CAPACITIES = (None, 500_000, 100_000)
 DEFAULT = "coaccess"
-COUNTS = "counts"
 PEER = "contextpilot"
 TOLERANCE = 0.05
 COLUMNS = {
@@ -72,7 +69,7 @@ def main() -> None:
     traces = [] if options.traces else [limited(trace, options.limit) for trace in from_a_clone()]
     traces += [read_trace(path, options.limit) for path in paths]
     requested_k = dict(options.k)
-    policies = [*options.policies, COUNTS, *([PEER] if peer_is_there() else [])]
+    policies = [*options.policies, *([PEER] if peer_is_there() else [])]
     rows: list[dict[str, object]] = []
     below: list[str] = []
     for variant in options.variants:
@@ -151,7 +148,7 @@ def measure(workload: Workload, policies: Sequence[str], identity: dict[str, obj
             def run(replay: Replay, policy: str = policy, capacity: int | None = capacity) -> ReplayResult:
                 if policy == PEER and peer is not None:
                     return replay.run(peer.again(), capacity, name=PEER)
-                return replay.run(counts if policy == COUNTS else policy, capacity, name=policy)
+                return replay.run(policy, capacity, name=policy)
 
             result, net = run(free), run(noted)
             measured = {
@@ -169,11 +166,6 @@ def measure(workload: Workload, policies: Sequence[str], identity: dict[str, obj
     row["bound_percent"] = round(100 * bound(workload), 2)
     row["seconds"] = round(time.perf_counter() - started, 1)
     return row
-
-
-def counts() -> OrderingPolicy:
-    """Return the rule that the default began with: deepest path, then most requests in common with all before it."""
-    return ExperimentalPolicy(Rule(odds=False, prior=2.0, levels=(), learn="none"))
 
 
 def bound(workload: Workload) -> float:
