@@ -44,8 +44,6 @@ _MAX_NODES = 1 << 19
 
 _Restored = tuple[LogMessage, ...]
 """One message of a request, behind those that it lost; empty if it was replaced."""
-_Order = Callable[[int, LogMessage, ItemList], list[int]]
-"""Returns the places of a list's items, for a request and one of its messages."""
 
 
 class Repairs:
@@ -65,8 +63,8 @@ class Repairs:
             (Kinds({"tool-order"}), partial(_replace, Memo(partial(sort_tools, survey)))),
             (Kinds({"json-key-order"}), partial(_replace, Memo(partial(sort_keys, survey)))),
             (TEXT_KINDS, self._rewrite_texts),
-            (Kinds({"memory-reranked"}), self._order_memories),
-            (Kinds({"passage-order"}), self._order_passages),
+            (Kinds({"memory-reranked"}), partial(self._order_lists, memories=True)),
+            (Kinds({"passage-order"}), partial(self._order_lists, memories=False)),
             (Kinds({"user-text"}), partial(self._move_slots, personal=True)),
             (Kinds({"variable-prefix"}), partial(self._move_slots, personal=False)),
             (Kinds({"salt-split"}), self._unite_salts),
@@ -127,53 +125,39 @@ class Repairs:
 
     # -- lists ---------------------------------------------------------------------------------------------------------
 
-    def _order_passages(self, version: LogVersion) -> None:
-        """Order passages as warmprefix does: with one planner, request by request."""
+    def _order_lists(self, version: LogVersion, *, memories: bool) -> None:
+        """Order the lists of each request's head as warmprefix does, once per message and conversation.
+
+        One planner orders all passages, request by request, and one the memories of each owner.
+        """
         survey = self._survey
+        # These repairs decide which requests have which lists, and which requests can share them.
+        done = self._orders[memories, version.kinds & {"history-truncated", "history-rewritten", "salt-split"}]
+        made: dict[tuple[_Arrangement, LogMessage], LogMessage] = {}
         planner = ContextPlanner(capacity_tokens=None, max_nodes=_MAX_NODES)
 
-        def order(index: int, message: LogMessage, each: ItemList) -> list[int]:
+        def order(tenant: str | None, message: LogMessage, each: ItemList) -> list[int]:
             keys = survey.item_keys(each)
             scope = f"{survey.list_key(each)}"
             blocks = [
                 ContextBlock(stand_in(key.hex()), tokens=survey.pool.count_tokens(message.ids[item.start : item.end]))
                 for key, item in zip(keys, each.items, strict=True)
             ]
-            plan = planner.plan(blocks, tenant=version.salts[index], model=scope, preamble=scope)
+            plan = planner.plan(blocks, tenant=tenant, model=scope, preamble=scope)
             planner.commit(plan)
             return [place for one in plan.blocks for place in one.positions]
 
-        self._order_lists(version, order, memories=False)
-
-    def _order_memories(self, version: LogVersion) -> None:
-        """Order memories as they first came up in each owner's requests."""
-        survey = self._survey
-        ranks: defaultdict[Hashable, dict[bytes, int]] = defaultdict(dict)
-
-        def order(index: int, _: LogMessage, each: ItemList) -> list[int]:
-            keys = survey.item_keys(each)
-            rank = ranks[survey.owners[index] or survey.roots[index], survey.list_key(each)]
-            for key in keys:
-                rank.setdefault(key, len(rank))
-            return sorted(range(len(keys)), key=lambda place: rank[keys[place]])
-
-        self._order_lists(version, order, memories=True)
-
-    def _order_lists(self, version: LogVersion, order: _Order, *, memories: bool) -> None:
-        """Order the lists of each request's head, once per message and conversation."""
-        survey = self._survey
-        # These repairs decide which requests have which lists, and which requests can share them.
-        done = self._orders[memories, version.kinds & {"history-truncated", "history-rewritten", "salt-split"}]
-        made: dict[tuple[_Arrangement, LogMessage], LogMessage] = {}
         for index, prompt in enumerate(version.prompts):
             changed = list(prompt)
             for at, message in _head(prompt):
                 lists = survey.lists_of(message, memories=memories)
                 if not lists:
                     continue
-                key = (survey.roots[index], message.source)
+                root = survey.roots[index]
+                key = (root, message.source)
                 if key not in done:
-                    done[key] = _Arrangement(message, [(each, order(index, message, each)) for each in lists])
+                    tenant = survey.owners[index] or f"#{root}" if memories else version.salts[index]
+                    done[key] = _Arrangement(message, [(each, order(tenant, message, each)) for each in lists])
                 if (done[key], message) not in made:
                     made[done[key], message] = done[key].apply(survey, message)
                 changed[at] = made[done[key], message]
