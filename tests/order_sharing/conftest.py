@@ -85,9 +85,8 @@ def new_worker(prefix: str) -> Iterator[Callable[..., Worker]]:
     before = set(threading.enumerate())
     made: list[RedisOrderSharing] = []
 
-    def make(server: Server | object, **options: object) -> Worker:
-        client = server.url if isinstance(server, Server) else server
-        made.append(RedisOrderSharing(client, **{"prefix": prefix, **options}))  # type: ignore[arg-type]
+    def make(server: Server | str) -> Worker:
+        made.append(RedisOrderSharing(server.url if isinstance(server, Server) else server, prefix=prefix))
         return Worker(made[-1])
 
     yield make

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import redis
 
 from redis_servers import HOST, Server, free_port, wait_until
 from warmprefix.order_sharing import LearnedOrder
@@ -58,7 +57,7 @@ def test_redis_is_killed_while_workers_publish(own_server: Server, new_worker: N
 def test_publish_and_follow_return_while_redis_hangs(
     own_server: Server, new_worker: NewWorker, orders: MakeOrders
 ) -> None:
-    one, two = new_worker(own_server, max_queue=100), new_worker(own_server)
+    one, two = new_worker(own_server), new_worker(own_server)
     two.follow()
     one.publish(orders(1))
     two.wait_for(orders(1))
@@ -74,8 +73,8 @@ def test_publish_and_follow_return_while_redis_hangs(
     # If one of these waited for Redis, it would do so until the server is resumed, which comes after.
     threading.Thread(target=use, daemon=True).start()
     assert done.wait(30)
-    assert one.sharing.stats().dropped >= 10_000 - 2 * 100
-    assert len(one.sharing._queue) <= 100
+    assert one.sharing.stats().dropped >= 10_000 - 2 * 4_096
+    assert len(one.sharing._queue) <= 4_096
     own_server.resume()
     one.publish(orders(1, first=20_000))
     wait_until(lambda: orders(1, first=20_000)[0].keys[0] in two.names(), "it goes on")
@@ -85,13 +84,13 @@ def test_missing_server_is_logged_once(
     new_worker: NewWorker, orders: MakeOrders, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.DEBUG, "warmprefix"):
-        one = new_worker(f"redis://{HOST}:{free_port()}", max_queue=10)
+        one = new_worker(f"redis://{HOST}:{free_port()}")
         one.follow()
-        one.publish(orders(50))
+        one.publish(orders(4_150))
         wait_until(lambda: one.sharing.stats().errors >= 3, "it tries again")
     stats = one.sharing.stats()
     assert stats.published == stats.received == 0
-    assert stats.dropped >= 40
+    assert stats.dropped >= 50
     levels = [record.levelno for record in caplog.records]
     assert levels[0] == logging.WARNING
     assert set(levels[1:]) == {logging.DEBUG}
@@ -121,7 +120,7 @@ def test_a_reader_that_was_away_while_the_stream_was_trimmed(
 ) -> None:
     two = new_worker(own_server)
     two.follow()
-    one = new_worker(own_server, batch=1)
+    one = new_worker(own_server)
     one.publish(orders(5))
     two.wait_for(orders(5))
     stalled, go_on = threading.Event(), threading.Event()
@@ -177,27 +176,10 @@ def test_server_out_of_memory(own_server: Server, new_worker: NewWorker, orders:
     two.wait_for([*orders(5), *orders(5, first=10)])
 
 
-def test_closed_client_of_the_caller(own_server: Server, new_worker: NewWorker, orders: MakeOrders) -> None:
-    pool = redis.BlockingConnectionPool.from_url(own_server.url, max_connections=1, timeout=0.05)
-    with redis.Redis(connection_pool=pool) as client:
-        one, two = new_worker(client), new_worker(own_server)
-        two.follow()
-        with client.client() as taken:
-            taken.ping()
-            one.publish(orders(1))
-            wait_until(lambda: one.sharing.stats().errors, "there is no connection")
-        one.publish(orders(5, first=1))
-        two.wait_for(orders(5, first=1))
-        one.sharing.close()
-    pool.disconnect()
-
-
 def test_full_queue_drops_the_oldest(new_worker: NewWorker, orders: MakeOrders) -> None:
-    one = new_worker(f"redis://{HOST}:{free_port()}", max_queue=64, batch=256)
+    one = new_worker(f"redis://{HOST}:{free_port()}")
     one.publish(orders(1))
     wait_until(lambda: one.sharing.stats().errors, "it is backing off")
-    one.publish(orders(1_000, first=1))
-    assert [order.keys[0] for _, order in one.sharing._queue] == [
-        order.keys[0] for order in orders(64, first=1_001 - 64)
-    ]
-    assert one.sharing.stats().dropped == 1 + 1_000 - 64
+    one.publish(sent := orders(5_000, first=1))
+    assert [order.keys[0] for _, order in one.sharing._queue] == [order.keys[0] for order in sent[-4_096:]]
+    assert one.sharing.stats().dropped == 1 + 5_000 - 4_096

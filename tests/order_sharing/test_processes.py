@@ -96,7 +96,7 @@ def is_gone(what: weakref.ref[Any]) -> bool:
 def test_signal_handler_may_publish(own_server: Server, new_worker: NewWorker, orders: MakeOrders) -> None:
     import signal
 
-    one, two = new_worker(own_server, max_queue=1_000_000), new_worker(own_server)
+    one, two = new_worker(own_server), new_worker(own_server)
     two.follow()
     number = 1_000_000
 
@@ -108,12 +108,12 @@ def test_signal_handler_may_publish(own_server: Server, new_worker: NewWorker, o
     before = signal.signal(signal.SIGALRM, handle)
     signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
     try:
-        one.publish(orders(5_000))
+        one.publish(orders(3_000))
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert number > 1_000_000
-    wait_until(lambda: len(two.names()) == 5_000 + number - 1_000_000, "all arrive")
+    wait_until(lambda: len(two.names()) == 3_000 + number - 1_000_000, "all arrive")
 
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")

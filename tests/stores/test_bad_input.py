@@ -13,18 +13,17 @@ from warmprefix.order_sharing import MAX_BLOCKS, LearnedOrder
 from warmprefix.stores import Conversation, MemorySeenStore, Prepare
 from warmprefix_redis import RedisSeenStore, check_prefix, parse_redis_url
 from warmprefix_redis.breaker import CircuitBreaker
-from warmprefix_redis.order_codec import MAX_ORDERS, pack
-from warmprefix_redis.order_sharing import RedisOrderSharing
+from warmprefix_redis.order_codec import encode
 from warmprefix_redis.settings import SharedSettings
 
 URL = "redis://localhost"
 CHAT = Conversation(None, "chat")
 KEY = b"k" * 16
+SENDER = b"sender 1"
 OPERATIONS = "operation must be a Prepare, Commit, Abandon or Forget, got str"
 
 MEMORY = ["max_conversations", "max_blocks", "max_leases", "max_entries", "ttl", "lease_ttl"]
 REDIS = ["max_blocks", "max_leases", "ttl", "lease_ttl", "timeout"]
-SHARING = ["interval", "max_queue", "tail", "ttl"]
 
 
 def positive(make: Callable[..., object], names: list[str], value: int = 0) -> list[tuple[Callable[[], object], str]]:
@@ -34,7 +33,6 @@ def positive(make: Callable[..., object], names: list[str], value: int = 0) -> l
 CASES: list[tuple[Callable[[], object], str]] = [
     *positive(MemorySeenStore, MEMORY),
     *positive(partial(RedisSeenStore, URL), REDIS, -1),
-    *positive(partial(RedisOrderSharing, URL), SHARING),
     (lambda: CircuitBreaker(6, 5), "first_pause must be 0 to longest_pause, which is 5, got 6"),
     (lambda: RedisSeenStore(6379), "target must be a URL, or a Redis or RedisCluster.*, got int"),
     (lambda: RedisSeenStore(redis.Redis(decode_responses=True)), "target must have decode_responses=False.*, got True"),
@@ -44,11 +42,12 @@ CASES: list[tuple[Callable[[], object], str]] = [
     (lambda: parse_redis_url("http://host"), "url must begin with one of redis://, .*, got 'http://'"),
     (lambda: parse_redis_url("redis://host/first"), "url's database must be a number, got 'first'"),
     (lambda: parse_redis_url("redis+cluster://one,,two"), "url must list its hosts as host:port,host:port; got ''"),
-    (lambda: RedisOrderSharing(6379), "client must be a synchronous redis client or a URL, got int"),  # type: ignore[arg-type]
-    (lambda: RedisOrderSharing(URL, batch=0), f"batch must be 1 to {MAX_ORDERS}, got 0"),
-    (lambda: pack(LearnedOrder([], [], [])), f"order must have 1 to {MAX_BLOCKS} blocks.*, got 0 blocks"),
-    (lambda: pack(LearnedOrder([b"k"], [1], [0])), r"order's keys must have 16 bytes, got \[1\]"),
-    (lambda: pack(LearnedOrder([KEY], [-1], [0])), "order's tokens must be 0 to 16777215, got -1 to -1"),
+    (
+        lambda: encode(SENDER, LearnedOrder([], [], [])),
+        f"order must have 1 to {MAX_BLOCKS} blocks.*, got 0 blocks",
+    ),
+    (lambda: encode(SENDER, LearnedOrder([b"k"], [1], [0])), r"order's keys must have 16 bytes, got \[1\]"),
+    (lambda: encode(SENDER, LearnedOrder([KEY], [-1], [0])), "order's tokens must be 0 to 16777215, got -1 to -1"),
     (lambda: MemorySeenStore().execute("forget"), OPERATIONS),  # type: ignore[arg-type]
     (lambda: RedisSeenStore(URL).execute("forget"), OPERATIONS),  # type: ignore[arg-type]
     (lambda: RedisSeenStore(URL).execute(Prepare(CHAT, "p", {b"x": "x"})), "fingerprint must be 16 bytes, got 1"),

@@ -15,7 +15,7 @@ from fault_proxy import FaultProxy, Stall, Truncate
 from redis_servers import HOST, Server, binaries, free_port, wait_until
 from warmprefix import ContextBlock
 from warmprefix.order_sharing import MAX_BLOCKS, MAX_TOKENS, LearnedOrder, NoSharing
-from warmprefix_redis.order_codec import encode, pack, stream_key
+from warmprefix_redis.order_codec import encode, stream_key
 from warmprefix_redis.order_sharing import RedisOrderSharing
 from warmprefix_redis.settings import SharedSettings
 from warmprefix_routing import Agent, AgentBounds, AgentRouter, Assignment
@@ -224,7 +224,7 @@ def test_malformed_stream_entries_do_no_harm(server: Server, new_router: NewRout
         LearnedOrder([b"\7" * 16, block], [0, 5], [0xFFFF, 0]),  # an agent that is not registered
         LearnedOrder([agent, block], [0, MAX_TOKENS], [0xFFFF, 7]),  # as good as any
     ]
-    payloads = [encode(b"another", [pack(order)]) for order in orders]
+    payloads = [encode(b"sender 1", order) for order in orders]
     with server.client() as client:
         for payload in (b"", b"\1", payloads[4][:-3], payloads[4][:-1] + b"\xff", *payloads):
             client.xadd(key, {b"o": payload})
@@ -246,7 +246,7 @@ def test_segments_survive_being_written() -> None:
             back: list[tuple[bytes, int]] = []
             for order in write_segment(Segment(agent, chat, given)):
                 assert len(order.keys) <= MAX_BLOCKS
-                assert pack(order)
+                assert encode(b"sender 1", order)
                 segment = read_segment(order)
                 assert segment is not None
                 assert (segment.agent, segment.conversation) == (agent, chat)

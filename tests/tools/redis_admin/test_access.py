@@ -163,7 +163,7 @@ def store_works(url: str, admin: Admin) -> bool:
 def sharing_works(url: str, admin: Admin) -> bool:
     """Return whether orders reach an early and a late follower, also after a failure."""
     received: list[LearnedOrder] = []
-    teller, reader, late = (RedisOrderSharing(url, interval=0.005) for _ in range(3))
+    teller, reader, late = (RedisOrderSharing(url) for _ in range(3))
     sharings = (teller, reader, late)
 
     def errors() -> int:
