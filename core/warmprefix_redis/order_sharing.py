@@ -259,6 +259,8 @@ class RedisOrderSharing:
 
     def _read(self, scope: Scope, stream: _Stream, count: int, answer: Any) -> None:
         now = time.monotonic()
+        if self._streams.get(scope) is not stream:
+            return
         if isinstance(answer, Exception):
             stream.due_at = now + _MAX_PAUSE_SECONDS
             self._failed("redis", answer)
