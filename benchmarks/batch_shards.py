@@ -24,8 +24,9 @@ from common import print_table
 from result_files import write_rows
 from traces import generated, given_files, reported_k
 from warmprefix import ContextPlanner
-from warmprefix.batch import BatchPlan, BatchRequest, shards_of
+from warmprefix.batch import BatchPlan, BatchRequest
 from warmprefix.traces import NoRecorder
+from warmprefix_openai.shards import shards_of
 from warmprefix_tools.replay.workload import Workload
 from warmprefix_tools.traces.reader import read_trace
 

@@ -18,6 +18,7 @@ MODULES = (
     "warmprefix.errors",
     "warmprefix.plan",
     "warmprefix_openai.cache_metrics",
+    "warmprefix_openai.shards",
     "warmprefix_requests.prices",
     "warmprefix_ray.serve",
     "warmprefix_redis.settings",

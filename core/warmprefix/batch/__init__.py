@@ -19,6 +19,7 @@ from warmprefix.batch.planners import BatchPlanner, Device, Placed, Progress, no
 if TYPE_CHECKING:
     from warmprefix.batch.bounds import Bound
     from warmprefix.batch.merge import MergePlanner
+    from warmprefix.batch.primes import planned_primes
     from warmprefix.batch.scope_plan import bound_of_all, plan_scope, serve
     from warmprefix.batch.session import (
         BATCH_PLANNERS,
@@ -28,12 +29,9 @@ if TYPE_CHECKING:
         planned_requests,
         planners_for,
     )
-    from warmprefix.batch.shards import cut_places, part_of, shards_of
-    from warmprefix.batch.window import MOST_REQUESTS, plan_window
 
 __all__ = [
     "BATCH_PLANNERS",
-    "MOST_REQUESTS",
     "BatchOwner",
     "BatchPlan",
     "BatchPlanner",
@@ -50,16 +48,13 @@ __all__ = [
     "SharedWording",
     "as_requests",
     "bound_of_all",
-    "cut_places",
     "device_for",
     "no_progress",
-    "part_of",
     "plan_scope",
-    "plan_window",
+    "planned_primes",
     "planned_requests",
     "planners_for",
     "serve",
-    "shards_of",
 ]
 
 _HOMES = {
@@ -67,8 +62,7 @@ _HOMES = {
     "merge": ("MergePlanner",),
     "scope_plan": ("bound_of_all", "plan_scope", "serve"),
     "session": ("BATCH_PLANNERS", "Requests", "as_requests", "device_for", "planned_requests", "planners_for"),
-    "shards": ("cut_places", "part_of", "shards_of"),
-    "window": ("MOST_REQUESTS", "plan_window"),
+    "primes": ("planned_primes",),
 }
 
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Seque
 from contextlib import closing
 from functools import partial
 
-from warmprefix.batch import BatchPlan, PlannedRequest, Progress, part_of, shards_of
+from warmprefix.batch import BatchPlan, PlannedRequest, Progress
 from warmprefix.errors import BatchError
 from warmprefix_openai.batch_runner.journal import (
     BatchResult,
@@ -21,6 +21,7 @@ from warmprefix_openai.batch_runner.journal import (
     digest_of_request,
 )
 from warmprefix_openai.batch_runner.replica_run import MAX_REFUSED_IN_A_ROW, Asker, ReplicaRun, StartedRequest
+from warmprefix_openai.shards import part_of, shards_of
 
 __all__ = ["open_journal", "results_of"]
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from warmprefix.batch import BatchRequest, MergePlanner, cut_places, no_progress, serve
+from warmprefix.batch import BatchRequest, MergePlanner, no_progress, serve
 from warmprefix.errors import MissingExtraError, check_count
+from warmprefix_openai.shards import cut_places
 
 try:
     import numpy as np

@@ -13,9 +13,9 @@ import pytest
 from openai import AsyncOpenAI
 
 from warmprefix import BatchPlan, BatchRequest
-from warmprefix.batch import shards_of
 from warmprefix.errors import BatchError
 from warmprefix_openai import BatchResult, BatchRunner, Retries
+from warmprefix_openai.shards import shards_of
 from warmprefix_tools.emulator import EmulatorConfig
 
 Plan = Callable[..., BatchPlan]

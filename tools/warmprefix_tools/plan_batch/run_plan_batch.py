@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from warmprefix import ContextPlanner
 from warmprefix.annotate import has_labels
-from warmprefix.batch import BatchPlan, BatchRequest, BoundKind, PlannedPrime, shards_of
+from warmprefix.batch import BatchPlan, BatchRequest, BoundKind, PlannedPrime
 from warmprefix.blocks import ContextBlock
 from warmprefix.cache_profiles import CacheProfile
 from warmprefix.errors import MissingExtraError, WarmprefixError
@@ -18,6 +18,7 @@ from warmprefix.prefix import PrefixTree
 from warmprefix.tokens import NoteWriter, TokenCounter
 from warmprefix.traces import NoRecorder
 from warmprefix_openai.outputs import check_writable, standard_output, text_file
+from warmprefix_openai.shards import shards_of
 from warmprefix_tools.caches import CacheUse
 from warmprefix_tools.console import plain_table, progress_bar, report_console, write_json
 from warmprefix_tools.plan_batch.plan_batch_options import PlanBatchOptions

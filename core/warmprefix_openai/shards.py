@@ -7,10 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 
-from warmprefix.batch.plan import BatchPlan, PlannedRequest
-from warmprefix.batch.planners import Placed
-from warmprefix.batch.primes import planned_primes
-from warmprefix.batch.scope_plan import serve
+from warmprefix.batch import BatchPlan, Placed, PlannedRequest, planned_primes, serve
 from warmprefix.errors import check_count
 from warmprefix.plan import Scope
 

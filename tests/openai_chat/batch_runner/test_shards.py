@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warmprefix import ContextBlock, ContextPlanner
-from warmprefix.batch import BatchPlan, BatchRequest, shards_of
+from warmprefix.batch import BatchPlan, BatchRequest
 from warmprefix.prefix.tree import PrefixTree
+from warmprefix_openai.shards import shards_of
 
 
 def topics(requests: int, seed: int, scopes: int = 1) -> list[BatchRequest]:
