@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from warmprefix.errors import MissingExtraError
@@ -111,61 +111,50 @@ class _ArmTotals(NamedTuple):
     """Totals of one arm under one placement. Token counts are the engine's, None if it does not report them."""
 
     prompt_tokens: int | None
-    cached_tokens: int | None
+    prefilled: int | None
+    """Prompt tokens that the engine had to compute."""
+    hit_ratio: float | None
     ttfts: list[float]
-
-    @property
-    def prefilled(self) -> int | None:
-        """Prompt tokens that the engine had to compute."""
-        return (
-            None
-            if self.prompt_tokens is None or self.cached_tokens is None
-            else self.prompt_tokens - self.cached_tokens
-        )
+    """Milliseconds, ascending."""
 
 
 def _totals(served: Sequence[ServedTurn]) -> _ArmTotals:
     prompts = [each.answer.prompt_tokens for each in served]
     # vLLM omits the field from an answer without a hit: missing everywhere means not reported, else it means 0.
     cached = [each.answer.cached_tokens for each in served if each.answer.cached_tokens is not None]
-    return _ArmTotals(
-        None if None in prompts else sum(filter(None, prompts)),
-        sum(cached) if cached else None,
-        sorted(each.ttft for each in served),
-    )
+    ttfts = sorted(1e3 * each.ttft for each in served)
+    prompt = sum(filter(None, prompts))
+    if None in prompts or not cached or not prompt:
+        return _ArmTotals(None if None in prompts else prompt, None, None, ttfts)
+    return _ArmTotals(prompt, prompt - sum(cached), sum(cached) / prompt, ttfts)
 
 
 def _rows(relevance: Sequence[ServedTurn], warmprefix: Sequence[ServedTurn]) -> list[tuple[str, str, str, str]]:
     """Return the lines of a table, without those that the engine does not report or that would be empty."""
     before, after = _totals(relevance), _totals(warmprefix)
-    rows: list[tuple[str, str, str, str]] = []
-
-    def compare(name: str, old: float | None, new: float | None, form: Callable[[float], str]) -> None:
-        if old is not None and new is not None:
-            rows.append((name, form(old), form(new), f"{new / old - 1:+.0%}" if old else ""))
-
-    def add(name: str, amount: float, text: str) -> None:
-        if amount:
-            rows.append((name, "", text, ""))
-
-    if before.prefilled is not None and after.prefilled is not None and before.prompt_tokens and after.prompt_tokens:
-        old, new = (1 - before.prefilled / before.prompt_tokens), (1 - after.prefilled / after.prompt_tokens)
-        rows.append(("hit ratio", f"{old:.1%}", f"{new:.1%}", f"{100 * (new - old):+.1f} points"))
-    compare("prompt tokens", before.prompt_tokens, after.prompt_tokens, "{:,}".format)
-    compare(_RESULT, before.prefilled, after.prefilled, "{:,}".format)
-    for share in (50, 95):
-        old, new = (_percentile(each.ttfts, share) for each in (before, after))
-        compare(f"TTFT p{share}", old, new, lambda seconds: f"{seconds * 1e3:.0f} ms")
     plans = [each.plan for each in warmprefix if each.plan is not None]
-    note_tokens, reference_tokens = (
-        sum(plan.note_tokens for plan in plans),
-        sum(plan.reference_tokens for plan in plans),
-    )
-    planning = _percentile(sorted(each.planning_seconds for each in warmprefix), 50)
-    add("labels, notes, references", note_tokens, f"{note_tokens:,} tokens")
-    add("context saved by references", reference_tokens, f"{reference_tokens:,} tokens")
-    add("planning p50, within TTFT", planning, f"{planning * 1e3:.2f} ms")
-    return rows
+    planning = sorted(1e3 * each.planning_seconds for each in warmprefix)
+    compared: list[tuple[str, float | None, float | None, str]] = [
+        ("hit ratio", before.hit_ratio, after.hit_ratio, "{:.1%}"),
+        ("prompt tokens", before.prompt_tokens, after.prompt_tokens, "{:,}"),
+        (_RESULT, before.prefilled, after.prefilled, "{:,}"),
+        ("TTFT p50", _percentile(before.ttfts, 50), _percentile(after.ttfts, 50), "{:.0f} ms"),
+        ("TTFT p95", _percentile(before.ttfts, 95), _percentile(after.ttfts, 95), "{:.0f} ms"),
+    ]
+    rows: list[tuple[str, str, str, str]] = []
+    for name, old, new, form in compared:
+        if old is not None and new is not None:
+            change = f"{new / old - 1:+.0%}" if old else ""
+            if name == "hit ratio":
+                change = f"{100 * (new - old):+.1f} points"
+            rows.append((name, form.format(old), form.format(new), change))
+    for name, tokens in (
+        ("labels, notes, references", sum(plan.note_tokens for plan in plans)),
+        ("context saved by references", sum(plan.reference_tokens for plan in plans)),
+    ):
+        if tokens:
+            rows.append((name, "", f"{tokens:,} tokens", ""))
+    return [*rows, ("planning p50, within TTFT", "", f"{_percentile(planning, 50):.2f} ms", "")]
 
 
 def _percentile(ordered: Sequence[float], share: int) -> float:
@@ -189,7 +178,7 @@ def _notes(result: DemoResult, options: DemoOptions) -> list[str]:
             order,
             "Next, your engine: the same command with --endpoint http://localhost:8000/v1",
         ]
-    if _totals(next(iter(result.runs.values()))[0]).cached_tokens is not None:
+    if _totals(next(iter(result.runs.values()))[0]).prefilled is not None:
         return [order]
     return [
         "The server does not report cached tokens, so the tables show TTFT only."
@@ -229,8 +218,10 @@ class _PromptExample(NamedTuple):
     @property
     def saved_tokens(self) -> int:
         """Tokens that warmprefix's prompt saved the engine."""
-        before, after = _totals([self.before]).prefilled, _totals([self.after]).prefilled
-        return 0 if before is None or after is None else before - after
+        before, after = (
+            (each.answer.prompt_tokens or 0) - (each.answer.cached_tokens or 0) for each in (self.before, self.after)
+        )
+        return before - after
 
 
 def _examples(runs: ArmRuns) -> list[tuple[str, str, list[tuple[str, list[tuple[str, str]]]], str | None]]:
