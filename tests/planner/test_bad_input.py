@@ -85,7 +85,6 @@ def test_a_bad_request_is_refused_and_leaves_no_trace(
         ({"capacity_tokens": 0}, ValueError, "capacity_tokens must be 1 or more, or None, got 0"),
         ({"capacity_tokens": "big"}, ValueError, "capacity_tokens must be 'auto', an int or None, got 'big'"),
         ({"max_labels": 1e3}, TypeError, "max_labels must be an int, got float"),
-        ({"patience": True}, TypeError, "patience must be an int or None, got bool"),
         ({"max_nodes": 0}, ValueError, "max_nodes must be 1 or more, got 0"),
         ({"max_scopes": 0}, ValueError, "max_scopes must be 1 or more, got 0"),
         ({"max_labels": -1}, ValueError, "max_labels must be 1 or more, got -1"),

@@ -6,6 +6,7 @@ from itertools import count
 
 import pytest
 
+import warmprefix.residency.usage
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner
 from warmprefix.cache_profiles import CacheProfile, vllm_checkpoints
 from warmprefix.residency import EngineReport
@@ -43,8 +44,9 @@ def test_a_second_visit_without_a_hit_marks_nothing_stale(profile: CacheProfile)
     assert (full.stats().stale_paths, checkpoints.stats().stale_paths) == (1, 0)
 
 
-def test_patience_counts_visits_that_should_hit(profile: CacheProfile) -> None:
-    planner = ContextPlanner(profile=profile, patience=3)
+def test_patience_counts_visits_that_should_hit(profile: CacheProfile, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warmprefix.residency.usage, "_PATIENCE", 3)
+    planner = ContextPlanner(profile=profile)
     for _ in range(2):
         ask(planner, 0)
     for number in range(20):  # second visits of other prefixes
@@ -58,8 +60,9 @@ def test_patience_counts_visits_that_should_hit(profile: CacheProfile) -> None:
     assert planner.stats().disabled_scopes == 1
 
 
-def test_misses_and_slow_answers_shrink_no_cache(profile: CacheProfile) -> None:
-    planner = ContextPlanner(profile=profile, patience=None)
+def test_misses_and_slow_answers_shrink_no_cache(profile: CacheProfile, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warmprefix.residency.usage, "_PATIENCE", 1_000)
+    planner = ContextPlanner(profile=profile)
     for _ in range(200):
         ask(planner, 0)
     assert planner.stats().capacity_source == "default"

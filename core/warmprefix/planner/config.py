@@ -41,7 +41,6 @@ class PlannerOptions(TypedDict, total=False):
     recorder: RequestRecorder | None
     feed: ResidencyFeed | None
     observer: PlannerObserver | None
-    patience: int | None
     annotate: Annotate
     annotations: Mapping[str, Annotate]
     tokenizer: object
@@ -85,9 +84,6 @@ class PlannerConfig:
     it."""
     observer: PlannerObserver | None = None
     """Notified of every plan and its end."""
-    patience: int | None = 32
-    """After this many answers in a row without the predicted cached tokens, a scope keeps relevance order, except for
-    one request in 16, until an answer has some. None for never."""
     annotate: Annotate = "auto"
     """What prompts show of the relevance order; see docs/prompt-text.md. `"note"`: a note where the order changed.
     `"labels"`: a label in front of each block. `"both"`, `"none"`. `"auto"`: a note. With placement `"tail"` blocks
@@ -107,8 +103,8 @@ class PlannerConfig:
                 raise ValueError(f"capacity_tokens must be 'auto', an int or None, got {self.capacity_tokens!r}")
         else:
             check_count("capacity_tokens", self.capacity_tokens, optional=True)
-        for name in ("max_nodes", "max_scopes", "max_labels", "max_open_plans", "patience"):
-            check_count(name, getattr(self, name), optional=name == "patience")
+        for name in ("max_nodes", "max_scopes", "max_labels", "max_open_plans"):
+            check_count(name, getattr(self, name))
         for name, type_, wanted in _CONTRACTS:
             value = getattr(self, name)
             if value is not None and not isinstance(value, type_):

@@ -76,7 +76,7 @@ class ScopeState:
         self.labels = LabelRegistry(config.max_labels)
         self.label_savings = LabelSavings()
         self.cache_salt = None if scope.tenant is None else tenant_salt(config.salt_key, scope.tenant)
-        self.feedback = ScopeFeedback(config.patience)
+        self.feedback = ScopeFeedback()
         self.queue = RequestQueue()
 
     def predict(self, keys: Sequence[bytes], reorders: bool, opens_prompt: bool) -> tuple[int, Sequence[int] | None]:

@@ -35,6 +35,9 @@ _MAX_ESTIMATE_ERROR = 0.5
 """Largest relative error of a context's length where only the caller's count is available."""
 
 
+_PATIENCE = 32
+"""Answers in a row without any of the predicted cached tokens after which a scope keeps relevance order: fewer may be
+evictions."""
 _PROBE_INTERVAL = 16
 """One request in this many is still ordered while ordering is off; otherwise nothing could show that it pays again."""
 
@@ -175,8 +178,8 @@ class ReportFindings(NamedTuple):
 class ScopeFeedback:
     """Learns from the answers of one scope: from cached tokens where the engine reports them, otherwise from TTFT."""
 
-    def __init__(self, patience: int | None) -> None:
-        self.evidence = CachingEvidence(patience)
+    def __init__(self) -> None:
+        self.evidence = CachingEvidence()
         """Evidence on whether the engine caches at all."""
         self._usage = UsageFeedback()
         self._ttft = TtftFeedback()
@@ -209,13 +212,9 @@ class CachingEvidence:
 
     Evidence against caching is a run of answers with zero reported cached tokens to prompts predicted to be partly
     cached. Any cached token is evidence for it. An engine that reports nothing gives no evidence.
-
-    Args:
-        patience: Length of such a run; None to never turn ordering off.
     """
 
-    def __init__(self, patience: int | None) -> None:
-        self._patience = patience
+    def __init__(self) -> None:
         self._misses = self._requests = 0
         self.is_off = False
         """True while ordering is off."""
@@ -234,7 +233,7 @@ class CachingEvidence:
             self._misses, self.is_off = 0, False
         elif expected:
             self._misses += 1
-            self.is_off = self._patience is not None and self._misses >= self._patience
+            self.is_off = self._misses >= _PATIENCE
         return self.is_off != was_off
 
 

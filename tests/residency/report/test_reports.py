@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.prefix_integrity import check_integrity
 
+import warmprefix.residency.usage
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner, EngineReport, Scope
 from warmprefix.residency import FeedStats, NoFeed, ResidencyTarget, ServedPrompt
 
@@ -173,8 +174,11 @@ def test_ttft_counts_only_where_cached_tokens_are_not_reported() -> None:
 # -- an engine that does not cache ---------------------------------------------------------------------------------
 
 
-def test_ordering_is_off_while_the_engine_evidently_does_not_cache(caplog: pytest.LogCaptureFixture) -> None:
-    planner = ContextPlanner(patience=5)
+def test_ordering_is_off_while_the_engine_evidently_does_not_cache(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warmprefix.residency.usage, "_PATIENCE", 5)
+    planner = ContextPlanner()
     a, b, c, d, e = BLOCKS
     nothing = EngineReport(0, 1_000, block_ends=ends(50, 100, 150))
     with caplog.at_level(logging.WARNING, logger="warmprefix"):
@@ -193,8 +197,9 @@ def test_ordering_is_off_while_the_engine_evidently_does_not_cache(caplog: pytes
     assert committed(planner, [c, b, a], nothing).resident_tokens == 150
 
 
-def test_ordering_is_turned_off_per_scope() -> None:
-    planner = ContextPlanner(patience=2)
+def test_ordering_is_turned_off_per_scope(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warmprefix.residency.usage, "_PATIENCE", 2)
+    planner = ContextPlanner()
     a, b, c, *_ = BLOCKS
     for tenant in ("uncached", "fine"):
         planner.commit(planner.plan([a, b, c], tenant=tenant))
@@ -204,15 +209,9 @@ def test_ordering_is_turned_off_per_scope() -> None:
     assert planner.plan([c, b, a], tenant="fine").reordered
 
 
-def test_patience_none_never_turns_ordering_off() -> None:
-    planner = ContextPlanner(patience=None)
-    for _ in range(100):
-        committed(planner, BLOCKS, EngineReport(0, 1_000))
-    assert planner.stats().disabled_scopes == 0
-
-
-def test_misses_without_a_prediction_are_no_evidence() -> None:
-    planner = ContextPlanner(patience=2)
+def test_misses_without_a_prediction_are_no_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warmprefix.residency.usage, "_PATIENCE", 2)
+    planner = ContextPlanner()
     for i in range(10):
         committed(planner, [ContextBlock(f"{i} {n}") for n in range(4)], EngineReport(0, 1_000))
     assert planner.stats().disabled_scopes == 0
@@ -294,8 +293,9 @@ def test_different_token_densities_are_no_shortfall(characters_per_token: tuple[
     assert planner.stats().stale_paths == 0
 
 
-def test_pinned_blocks_keep_their_place_while_ordering_is_off() -> None:
-    planner = ContextPlanner(patience=1)
+def test_pinned_blocks_keep_their_place_while_ordering_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warmprefix.residency.usage, "_PATIENCE", 1)
+    planner = ContextPlanner()
     planner.commit(planner.plan(BLOCKS))
     planner.commit(planner.plan(BLOCKS), cached_tokens=0)
     assert planner.stats().disabled_scopes == 1
@@ -361,8 +361,3 @@ def test_invalid_block_ends_are_ignored(shares: list[float]) -> None:
 def test_objects_that_are_not_feeds_or_observers_are_refused(name: str, value: Any) -> None:
     with pytest.raises(TypeError, match=f"{name} must be a"):
         ContextPlanner(**{name: value})
-
-
-def test_patience_must_be_positive() -> None:
-    with pytest.raises(ValueError, match="patience must be 1 or more, or None, got 0"):
-        ContextPlanner(patience=0)
