@@ -134,18 +134,6 @@ def test_extra_space_is_marked(look: Callable[..., DoctorReport]) -> None:
 # -- kinds of defects ---------------------------------------------------------------------------------------
 
 
-def test_numbered_passages_in_relevance_order_have_two_defects(
-    look: Callable[..., DoctorReport], passages: list[str]
-) -> None:
-    rng = random.Random(1)
-    bodies = []
-    for n in range(60):
-        found = rng.sample(passages[:6], 5)
-        context = "\n\n".join(f"[{place}] {text}" for place, text in enumerate(found, 1))
-        bodies.append(chat(RULES, f"{context}\n\nQuestion: number {n}?"))
-    assert kinds(look(bodies)) == {"passage-order", "position-number"}
-
-
 def test_tenants_without_salts_are_reported_at_no_cost(look: Callable[..., DoctorReport]) -> None:
     bodies = [chat(RULES, f"Why {n}?", metadata={"tenant": f"t{n % 2}"}) for n in range(20)]
     report = look(bodies)

@@ -8,12 +8,15 @@ from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from warmprefix_tools.doctor.lists import ItemList, without_number
 from warmprefix_tools.doctor.request_log import Ids, LogMessage, Memo, SegmentPool
 
 __all__ = ["TEXT_CHECKS", "TEXT_KINDS", "Rewriter", "TextCheck"]
+
+
+_INSIDE, _OUTSIDE, _HEADER = 1, 2, 4
+_EVERYWHERE = _INSIDE | _OUTSIDE | _HEADER
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +26,14 @@ class TextCheck:
     kind: str
     rewrite: Callable[[str], str]
     """Repairs a segment, and returns one without the defect as it is. Idempotent; never splits or joins segments."""
-    part: Literal["outside", "inside", "headers", "everywhere"]
-    """Segments that `rewrite` repairs: outside of lists, inside, the first ones of list items, or all."""
+    parts: int
+    """Where `rewrite` repairs: outside of lists, inside, in the first segments of items, or in several of these."""
     elsewhere: Callable[[str], str] = str
     """The same for all other segments."""
 
     def repaired(self, text: str, parts: int) -> str:
         """Return a segment that stands in these parts without the defect."""
-        return (self.rewrite if parts & _PARTS[self.part] else self.elsewhere)(text)
+        return (self.rewrite if parts & self.parts else self.elsewhere)(text)
 
 
 _PLAIN = {
@@ -185,22 +188,19 @@ def _mask_numbers(segment: str) -> str:
 
 
 TEXT_CHECKS = (
-    TextCheck("unicode", plain_characters, "everywhere"),
-    TextCheck("whitespace", plain_space, "everywhere"),
-    TextCheck("position-number", without_number, "headers"),
+    TextCheck("unicode", plain_characters, _EVERYWHERE),
+    TextCheck("whitespace", plain_space, _EVERYWHERE),
+    TextCheck("position-number", without_number, _HEADER),
     # Not every passage stands in a list that is recognised, so scores count elsewhere too.
-    TextCheck("passage-scores", mask_scores, "inside", elsewhere=_mask_numbers),
-    TextCheck("attribution-header", mask_attribution, "everywhere"),
-    TextCheck("timestamp", mask_times, "outside"),
-    TextCheck("random-id", mask_ids, "everywhere"),
+    TextCheck("passage-scores", mask_scores, _INSIDE, elsewhere=_mask_numbers),
+    TextCheck("attribution-header", mask_attribution, _EVERYWHERE),
+    TextCheck("timestamp", mask_times, _OUTSIDE),
+    TextCheck("random-id", mask_ids, _EVERYWHERE),
 )
 """In the order in which a text is repaired."""
 
 
 TEXT_KINDS = frozenset(check.kind for check in TEXT_CHECKS)
-
-_INSIDE, _OUTSIDE, _HEADER = 1, 2, 4
-_PARTS = {"inside": _INSIDE, "outside": _OUTSIDE, "headers": _HEADER, "everywhere": _INSIDE | _OUTSIDE | _HEADER}
 
 _SUSPECT = re.compile(r"[^ -/:-~]")
 
