@@ -16,8 +16,7 @@ from warmprefix_requests.marks.marker import CacheMarker
 from warmprefix_requests.usage import token_usage
 from warmprefix_tools.caches import CacheUse, MarksRefusedError, SimulatedCache, serve, simulated_cache
 from warmprefix_tools.emulator.anthropic_bodies import MessagesRequest
-from warmprefix_tools.emulator.request_bodies import ChatCompletionRequest
-from warmprefix_tools.emulator.responses_bodies import ResponsesRequest
+from warmprefix_tools.emulator.openai_bodies import ChatCompletionRequest, ResponsesRequest
 from warmprefix_tools.emulator.serving import RefusedError
 
 Body = dict[str, Any]

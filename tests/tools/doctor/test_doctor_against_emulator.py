@@ -9,7 +9,7 @@ import pytest
 
 from warmprefix_tools.doctor.findings import DoctorReport
 from warmprefix_tools.emulator import PrefixCache, render_chat
-from warmprefix_tools.emulator.request_bodies import ChatCompletionRequest
+from warmprefix_tools.emulator.openai_bodies import ChatCompletionRequest
 
 Examine = Callable[[Any], DoctorReport]
 

@@ -12,8 +12,8 @@ from warmprefix_tools.emulator import answers
 from warmprefix_tools.emulator.answers import AnswerPayloads, ComposedAnswer, Json
 from warmprefix_tools.emulator.anthropic_messages import count_tokens, create_message, error_body
 from warmprefix_tools.emulator.engine import EmulatorConfig, EmulatorEngine, Generation, Reader
+from warmprefix_tools.emulator.openai_bodies import AdvanceClockRequest, ChatCompletionRequest, TokenizeRequest
 from warmprefix_tools.emulator.openai_responses import create_response
-from warmprefix_tools.emulator.request_bodies import AdvanceClockRequest, ChatCompletionRequest, TokenizeRequest
 from warmprefix_tools.emulator.scripts import turns_of
 from warmprefix_tools.emulator.serving import (
     MarksResponses,

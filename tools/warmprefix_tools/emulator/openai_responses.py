@@ -10,7 +10,7 @@ from itertools import count
 from warmprefix.errors import MissingExtraError
 from warmprefix_tools.emulator.answers import ComposedAnswer, Json, ToolCall
 from warmprefix_tools.emulator.engine import EmulatorEngine, Generation
-from warmprefix_tools.emulator.responses_bodies import ResponsesRequest
+from warmprefix_tools.emulator.openai_bodies import ResponsesRequest
 from warmprefix_tools.emulator.scripts import turns_of
 from warmprefix_tools.emulator.serving import named_event, parsed, planned_answer, respond
 
