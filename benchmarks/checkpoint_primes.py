@@ -29,9 +29,8 @@ from result_files import write_results
 from vllm_server import engine_version, model_folder, prepare
 from warmprefix import BatchRequest, ContextPlanner
 from warmprefix.cache_profiles import vllm_checkpoints
-from warmprefix.primes import EXACT_END
 from warmprefix_openai import messages_for
-from warmprefix_openai.primer import Primer
+from warmprefix_openai.primer import EXACT_END, Primer
 from warmprefix_requests import read_call
 
 K = 8

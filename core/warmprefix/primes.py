@@ -7,34 +7,12 @@ from typing import Any
 
 from warmprefix.cache_profiles import Checkpoints
 
-__all__ = ["EXACT_END", "cut_chat", "prime_gain", "prime_request"]
-
-EXACT_END: Mapping[str, bool] = {"continue_final_message": True, "add_generation_prompt": False}
-"""Fields of a chat request that make its prompt end with the text of the last message, without template tokens."""
+__all__ = ["cut_chat", "prime_gain"]
 
 _SYSTEM = ("system", "developer")
 
 _REQUEST_TOKENS = 32
 """Price of one more request for an engine, in tokens of prefill."""
-
-
-def prime_request(
-    model: str, messages: Sequence[Mapping[str, Any]], cache_salt: str | None, *, exact: bool = True
-) -> dict[str, Any]:
-    """Return the arguments of `chat.completions.create` for a prime.
-
-    Args:
-        model: The engine's name of the model.
-        messages: The chat, cut behind the shared prefix as `cut_chat` does it.
-        cache_salt: That of the requests that share the prefix.
-        exact: End the prompt with the text of the last message. An endpoint without these fields may refuse them; then
-            the tokens that close a message follow, and the checkpoint may miss the boundary.
-    """
-    extra: dict[str, Any] = {} if cache_salt is None else {"cache_salt": cache_salt}
-    if exact:
-        extra |= EXACT_END
-    request = {"model": model, "messages": [dict(message) for message in messages], "max_tokens": 1}
-    return {**request, "extra_body": extra} if extra else request
 
 
 def cut_chat(messages: Sequence[Mapping[str, Any]], shared: str) -> list[dict[str, Any]] | None:

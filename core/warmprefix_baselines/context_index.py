@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from warmprefix.errors import check_count
-from warmprefix.ordering import BlockView, PrefixView, then_the_rest
+from warmprefix.ordering import BlockView, PrefixView
+from warmprefix_baselines.policies import then_the_rest
 
 __all__ = ["ContextIndex", "ContextIndexPolicy", "context_distance"]
 

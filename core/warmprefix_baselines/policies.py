@@ -7,10 +7,16 @@ from collections.abc import Sequence
 from itertools import takewhile
 
 from warmprefix.errors import check_count
-from warmprefix.ordering import AccessWindow, BlockView, PrefixView, StatelessPolicy, then_the_rest
+from warmprefix.ordering import AccessWindow, BlockView, PrefixView, StatelessPolicy
 from warmprefix.prefix import SEARCH_BUDGET, PrefixTree
 
 __all__ = ["FrequencyPolicy", "GreedyPolicy", "OraclePolicy", "RecencyPolicy"]
+
+
+def then_the_rest(head: Sequence[int], total: int) -> list[int]:
+    """Return `head`, then all other indices below `total` in relevance order."""
+    placed = set(head)
+    return [*head, *(i for i in range(total) if i not in placed)]
 
 
 class GreedyPolicy(StatelessPolicy):

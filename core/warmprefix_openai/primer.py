@@ -11,14 +11,14 @@ from warmprefix.errors import check_count
 from warmprefix.fair_lru import FairLru
 from warmprefix.forks import fork_safe_lock
 from warmprefix.plan import ContextPlan, Scope
-from warmprefix.primes import EXACT_END, cut_chat
+from warmprefix.primes import cut_chat
 from warmprefix.residency import EngineReport
 from warmprefix_requests import Attempt, OutgoingRequest
 
 if TYPE_CHECKING:
     from warmprefix.planner import ContextPlanner
 
-__all__ = ["ANSWER_FIELDS", "PrimeStats", "Primer", "prime_of"]
+__all__ = ["ANSWER_FIELDS", "EXACT_END", "PrimeStats", "Primer", "prime_of"]
 
 _DEPTHS = {0: (), 1: (3,), 2: (2, 4)}
 """Blocks in front of each prime, by the number of primes per request."""
@@ -33,6 +33,9 @@ _BURST = 8
 """Primes that may go out before the budget counts."""
 _BUSY_RATIO = 3.0
 """An engine whose latest times to first token are this many times its usual ones has a queue."""
+
+EXACT_END: Mapping[str, bool] = {"continue_final_message": True, "add_generation_prompt": False}
+"""Fields of a chat request that make its prompt end with the text of the last message, without template tokens."""
 
 ANSWER_FIELDS = frozenset(
     {

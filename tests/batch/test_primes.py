@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from warmprefix import BatchPlan, BatchRequest, ContextBlock, ContextPlanner
 from warmprefix.cache_profiles import Checkpoints
 from warmprefix.primes import cut_chat, prime_gain
+from warmprefix_openai.primer import EXACT_END, prime_of
 
 PREAMBLE = "Answer briefly."
 
@@ -40,26 +41,23 @@ def test_a_prime_stands_in_front_of_the_first_request_behind_a_shared_prefix() -
 
 def test_a_prime_ends_one_character_behind_the_shared_blocks() -> None:
     (prime,) = plan([[A, B], [A, C]]).primes
-    request = prime.request("model")
-    assert request is not None
     first = prime.before.blocks[1].text[0]
-    assert request["messages"] == [
+    messages = prime.messages()
+    assert messages == [
         {"role": "system", "content": PREAMBLE},
         {"role": "user", "content": f"The text of A.\n\n{first}"},
     ]
-    assert request["max_tokens"] == 1
-    assert request["extra_body"] == {"continue_final_message": True, "add_generation_prompt": False}
-    plain = prime.request("model", exact=False)
-    assert plain is not None
-    assert "extra_body" not in plain
+    request = prime_of({"model": "model"}, messages)
+    assert request.body["max_tokens"] == 1
+    assert EXACT_END.items() <= request.body.items()
+    assert request.plain is not None
+    assert EXACT_END.keys().isdisjoint(request.plain.body)
 
 
 def test_a_prime_has_its_tenants_salt() -> None:
     requests = [BatchRequest(i, [A, other], tenant="acme") for i, other in enumerate((B, C))]
     (prime,) = ContextPlanner(profile="vllm-checkpoints(128)").plan_batch(requests).primes
-    request = prime.request("model")
-    assert request is not None
-    assert request["extra_body"]["cache_salt"] == prime.before.cache_salt is not None
+    assert prime.before.cache_salt is not None
 
 
 def test_tenants_share_no_prime() -> None:

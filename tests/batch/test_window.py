@@ -12,8 +12,8 @@ from warmprefix.batch.scope_plan import NumberedRequests, resident_path
 from warmprefix.batch.window import PolicyOrder, _gain, _merged, _single_clusters, plan_window
 from warmprefix.blocks import ContextBlock
 from warmprefix.ordering import BlockView
-from warmprefix.ordering.policies import then_the_rest
 from warmprefix.prefix.tree import PrefixTree
+from warmprefix_baselines.policies import then_the_rest
 
 LETTERS = "abcdef"
 LENGTHS = dict(zip(LETTERS, (10, 20, 20, 30, 70, 0), strict=True))

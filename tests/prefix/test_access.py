@@ -13,16 +13,14 @@ from warmprefix.ordering.coaccess import AccessWindow
 requests = st.lists(st.sampled_from("ABCDE"), unique=True, max_size=5)
 
 
-@given(size=st.integers(1, 6), observed=st.lists(requests, max_size=20), keys=st.lists(st.sampled_from("ABCDEX")))
-def test_counts_are_those_of_the_last_requests(size: int, observed: list[list[str]], keys: list[str]) -> None:
+@given(size=st.integers(1, 6), observed=st.lists(requests, max_size=20))
+def test_counts_are_those_of_the_last_requests(size: int, observed: list[list[str]]) -> None:
     window = AccessWindow[str](size)
     for seen in range(len(observed)):
         window.observe(observed[seen])
         recent = observed[max(0, seen + 1 - size) : seen + 1]
         for key in "ABCDEX":
             assert window.count(key) == sum(key in request for request in recent)
-        if keys:
-            assert window.together(*keys) == sum(set(keys) <= set(request) for request in recent)
         assert len(window) == len(set().union(*recent))
 
 
@@ -51,7 +49,6 @@ def test_latest_of_some_requests(size: int, observed: list[list[str]], data: st.
 def test_no_blocks_are_in_no_request() -> None:
     window = AccessWindow[str]()
     window.observe(["A"])
-    assert window.together() == 0
     assert window.requests([]) == []
 
 
@@ -59,7 +56,7 @@ def test_request_is_dropped_when_it_leaves_the_window() -> None:
     window = AccessWindow[str](2)
     for request in (["A", "B"], ["A"], ["C"]):
         window.observe(request)
-    assert (window.count("A"), window.count("B"), window.together("A", "B")) == (1, 0, 0)
+    assert (window.count("A"), window.count("B")) == (1, 0)
 
 
 def test_empty_request_takes_a_place_in_the_window() -> None:

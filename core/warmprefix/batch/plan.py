@@ -10,7 +10,7 @@ from warmprefix.annotate import Annotation
 from warmprefix.blocks import ContextBlock, as_blocks, evidence_blocks, joined_blocks
 from warmprefix.cache_profiles import Checkpoints
 from warmprefix.plan import ContextPlan, PlannedBlock, Scope
-from warmprefix.primes import cut_chat, prime_request
+from warmprefix.primes import cut_chat
 from warmprefix.tokens import NoteWriter, order_note
 
 __all__ = ["BatchOwner", "BatchPlan", "BatchRequest", "BoundKind", "PlannedPrime", "PlannedRequest", "SharedWording"]
@@ -208,14 +208,6 @@ class PlannedPrime:
         """Return its chat; None if the request's chat does not have the shared blocks in one text."""
         paragraphs = [text for text in self.before.plan.paragraphs()[: self.depth] if text]
         return cut_chat(chat(self.before), "\n\n".join(paragraphs))
-
-    def request(self, model: str, *, exact: bool = True) -> dict[str, Any] | None:
-        """Return the arguments of `chat.completions.create`; None without messages.
-
-        For an endpoint that answers 400 to the fields of `warmprefix.primes.EXACT_END`, pass `exact=False`.
-        """
-        messages = self.messages()
-        return None if messages is None else prime_request(model, messages, self.before.cache_salt, exact=exact)
 
 
 class BatchOwner(Protocol):

@@ -14,10 +14,7 @@ from warmprefix.ordering.policies import (
     ServedBlock,
     SortedPolicy,
     StatelessPolicy,
-    by_rank,
-    is_resident,
     runs_of,
-    then_the_rest,
 )
 
 __all__ = [
@@ -31,10 +28,7 @@ __all__ = [
     "ServedBlock",
     "SortedPolicy",
     "StatelessPolicy",
-    "by_rank",
-    "is_resident",
     "runs_of",
-    "then_the_rest",
 ]
 
 POLICIES: Mapping[str, Callable[[], OrderingPolicy]] = MappingProxyType(

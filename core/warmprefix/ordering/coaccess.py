@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Sequence
-from functools import lru_cache, reduce
-from operator import and_, attrgetter
+from functools import lru_cache
+from operator import attrgetter
 from typing import Generic, NamedTuple, TypeVar
 
 from warmprefix.errors import check_count
@@ -322,8 +322,8 @@ class AccessWindow(Generic[K]):
 
     >>> window = AccessWindow[str]()
     >>> window.observe(["A", "B"]); window.observe(["B", "C"])
-    >>> window.count("B"), window.together("A", "B"), window.together("A", "C")
-    (2, 1, 0)
+    >>> window.count("A"), window.count("B")
+    (1, 2)
     """
 
     def __init__(self, size: int = 1_000) -> None:
@@ -364,10 +364,6 @@ class AccessWindow(Generic[K]):
     def count(self, key: K) -> int:
         """Return the number of requests of the window that hold `key`."""
         return self._requests.get(key, 0).bit_count()
-
-    def together(self, *keys: K) -> int:
-        """Return the number of requests of the window that hold all of `keys`."""
-        return reduce(and_, self.requests(keys)).bit_count() if keys else 0
 
     def __len__(self) -> int:
         """Return the number of different blocks in the window."""

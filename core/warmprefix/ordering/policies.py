@@ -17,9 +17,6 @@ __all__ = [
     "ServedBlock",
     "SortedPolicy",
     "StatelessPolicy",
-    "by_rank",
-    "is_resident",
-    "then_the_rest",
 ]
 
 
@@ -185,22 +182,6 @@ def _places_of_runs(path: list[int], joined: Collection[int]) -> list[int]:
 def _shared_blocks(a: Sequence[bytes], b: Sequence[bytes]) -> int:
     """Return the number of equal blocks that both begin with."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
-def then_the_rest(head: Sequence[int], total: int) -> list[int]:
-    """Return `head`, then all other indices below `total` in relevance order."""
-    placed = set(head)
-    return [*head, *(i for i in range(total) if i not in placed)]
-
-
-def by_rank(served: Sequence[BlockView]) -> list[BlockView]:
-    """Return served blocks by rank, or in served order if they have none."""
-    return sorted(served, key=lambda block: getattr(block, "rank", 0))
-
-
-def is_resident(served: BlockView) -> bool:
-    """Return True if the block is marked as resident."""
-    return getattr(served, "resident", False)
 
 
 class StatelessPolicy:
