@@ -15,12 +15,7 @@ memory of the process by the end of the first call, including the requests.
 
 *walked*: entries of the blocks' lists of requests that were read in merging and moving, which is the number of
 overlapping pairs that were compared, with repetitions. *pairs*: the number of such pairs, each pair of requests once
-per shared block. *growth*: the slopes of CPU seconds over requests and over entries walked, all logarithmic: 1 is
-linear, 2 quadratic.
-
-Then without anything compiled in the cache; in plain Python, as if numba were missing; the context-index
-planner; and `reorder()` of the published `contextpilot` package where that is installed, with one worker, whose memory
-is not counted.
+per shared block.
 
 `--check` ends with status 1 if merge takes longer than `TARGETS` allow, or more than 2 GiB. `--quick` measures
 the smallest batches only; a run of all is written to `results/`.
@@ -29,8 +24,6 @@ the smallest batches only; a run of all is written to `results/`.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
 import json
 import math
 import os
@@ -39,10 +32,8 @@ import resource
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib.util import find_spec
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
@@ -66,39 +57,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="the smallest batches only")
     parser.add_argument("--check", action="store_true", help="status 1 if a target is missed")
-    parser.add_argument("--measure", nargs=3, metavar=("WAY", "GENERATOR", "REQUESTS"), help=argparse.SUPPRESS)
+    parser.add_argument("--measure", nargs=2, metavar=("GENERATOR", "REQUESTS"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
-        way, generator, requests = options.measure
-        print(json.dumps(WAYS[way](generator, int(requests))))
+        generator, requests = options.measure
+        print(json.dumps(merge(generator, int(requests))))
         return
-    measured("merge", "clustered", max(QUICK_SIZES))  # compiles the loops if needed
+    measured("clustered", max(QUICK_SIZES))  # compiles the loops if needed
     sizes = QUICK_SIZES if options.quick else SIZES
-    rows = [measured("merge", generator, count) for generator in GENERATORS for count in sizes]
-    growth = [growth_of(generator, rows) for generator in GENERATORS]
+    rows = [measured(generator, count) for generator in GENERATORS for count in sizes]
     print_rows(rows)
     print_stages(rows)
-    print_growth(growth)
-    compared_rows = [measured(way, generator, count) for way, generator, count in comparisons(sizes)]
-    print_comparisons(rows, compared_rows)
-    if not options.quick and find_spec("contextpilot") is not None:
-        write_results("batch_scale", {"merge": rows, "growth": growth, "compared": compared_rows})
+    if not options.quick:
+        write_results("batch_scale", rows)
     if options.check:
         missed = [line for row in rows for line in misses(row)]
         print("\n".join(["\ntargets missed:", *missed]) if missed else "\nno target missed.")
         sys.exit(1 if missed else 0)
-
-
-def comparisons(sizes: Sequence[int]) -> Iterator[tuple[str, str, int]]:
-    """Yield what is compared with merge: the way, the generator and the number of requests."""
-    yield "merge, nothing compiled", "clustered", max(size for size in sizes if size <= 10_000)
-    ways = {"merge, plain Python": 10_000, "context-index": 10_000, "contextpilot": 2_000}
-    for way, most in ways.items():
-        if way != "contextpilot" or find_spec(way) is not None:
-            for generator in GENERATORS:
-                for count in (2_000, 10_000):
-                    if count <= most and count in sizes:
-                        yield way, generator, count
 
 
 # -- requests ----------------------------------------------------------------------------------------------------------
@@ -158,7 +133,7 @@ def merge(generator: str, count: int) -> dict[str, Any]:
 
     contexts = list(GENERATORS[generator](count))
     tokens = lengths(contexts)
-    row, calls = planned("merge", contexts, tokens)
+    row, calls = planned(contexts, tokens)
     batch = DistinctSets(contexts, tokens)
     fastest = min(calls, key=lambda call: call.seconds)
     return {
@@ -170,19 +145,7 @@ def merge(generator: str, count: int) -> dict[str, Any]:
     }
 
 
-def merge_in_plain_python(generator: str, count: int) -> dict[str, Any]:
-    sys.modules["numba"] = None  # type: ignore[assignment]  # importing it raises ImportError from now on
-    return merge(generator, count)
-
-
-def context_index(generator: str, count: int) -> dict[str, Any]:
-    contexts = list(GENERATORS[generator](count))
-    return planned("context-index", contexts, lengths(contexts))[0]
-
-
-def planned(
-    planner: str, contexts: Sequence[Sequence[int]], tokens: Sequence[int]
-) -> tuple[dict[str, Any], list[Call]]:
+def planned(contexts: Sequence[Sequence[int]], tokens: Sequence[int]) -> tuple[dict[str, Any], list[Call]]:
     """Plan several times; return the times, and the quality of the plan."""
     from warmprefix import ContextBlock, ContextPlanner
     from warmprefix.batch.plan import BatchRequest
@@ -194,7 +157,7 @@ def planned(
     while not calls or (len(calls) < RUNS and calls[0].seconds < SHORT):
         watch = Watch()
         started, cpu_started = time.perf_counter(), cpu_seconds_used()
-        plan = ContextPlanner().plan_batch(requests, planner, progress=watch.progress)
+        plan = ContextPlanner().plan_batch(requests, "merge", progress=watch.progress)
         seconds, cpu_seconds = time.perf_counter() - started, cpu_seconds_used() - cpu_started
         calls.append(Call(seconds, cpu_seconds, watch.stages(started, started + seconds), watch.walked()))
         if len(calls) == 1:
@@ -265,42 +228,6 @@ class Watch:
         return sum(int(room.walked[0]) for room in self._rooms)
 
 
-def contextpilot(generator: str, count: int) -> dict[str, Any]:
-    """Measure ContextPilot's batch call, without its prints."""
-    import contextpilot as package  # type: ignore[import-not-found,unused-ignore]
-
-    contexts = list(GENERATORS[generator](count))
-    started, cpu_started = time.perf_counter(), cpu_seconds_used()
-    with contextlib.redirect_stdout(io.StringIO()):
-        pilot = package.ContextPilot(use_gpu=False)
-        pilot.num_workers = 1
-        orders, schedule = pilot.reorder(contexts)
-    seconds, cpu_seconds = time.perf_counter() - started, cpu_seconds_used() - cpu_started
-    hit = 100 * hit_ratio(orders, lengths(contexts))
-    if sorted(schedule) != list(range(count)) or any(
-        sorted(order) != sorted(contexts[i]) for order, i in zip(orders, schedule, strict=True)
-    ):
-        raise ValueError("contextpilot does not return the requests that it was given")
-    return {
-        "seconds": round(seconds, 3),
-        "cpu_seconds": round(cpu_seconds, 3),
-        "first_seconds": round(seconds, 3),
-        "first_cpu_seconds": round(cpu_seconds, 3),
-        "calls": 1,
-        "hit_percent": round(hit, 2),
-        "peak_megabytes": peak_megabytes(),
-    }
-
-
-def hit_ratio(orders: Sequence[Sequence[int]], tokens: Sequence[int]) -> float:
-    """Return the hit ratio of these orders in an unbounded cache."""
-    from warmprefix.prefix.tree import PrefixTree
-
-    tree = PrefixTree[int](None, 2 * len(orders) + 1)
-    found = sum(tree.insert(order, [tokens[block] for block in order]).tokens for order in orders)
-    return found / sum(tokens[block] for order in orders for block in order)
-
-
 def cpu_seconds_used() -> float:
     """Return the CPU seconds of this process and its finished children."""
     times = os.times()
@@ -313,46 +240,14 @@ def peak_megabytes() -> float:
     return round(peak / (1 << 20 if sys.platform == "darwin" else 1 << 10), 1)
 
 
-WAYS: Mapping[str, Callable[[str, int], dict[str, Any]]] = {
-    "merge": merge,
-    "merge, nothing compiled": merge,
-    "merge, plain Python": merge_in_plain_python,
-    "context-index": context_index,
-    "contextpilot": contextpilot,
-}
-
-
-def measured(way: str, generator: str, count: int) -> dict[str, Any]:
-    print(f"{way}, {generator}, {count:,}", file=sys.stderr)
-    command = [sys.executable, __file__, "--measure", way, generator, str(count)]
-    with tempfile.TemporaryDirectory() as folder:
-        environment = dict(os.environ)
-        if way == "merge, nothing compiled":
-            environment["NUMBA_CACHE_DIR"] = folder
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=GIVE_UP, env=environment)
-    return {"way": way, "generator": generator, "requests": count, **json.loads(done.stdout)}
+def measured(generator: str, count: int) -> dict[str, Any]:
+    print(f"{generator}, {count:,}", file=sys.stderr)
+    command = [sys.executable, __file__, "--measure", generator, str(count)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=GIVE_UP)
+    return {"generator": generator, "requests": count, **json.loads(done.stdout)}
 
 
 # -- reports -----------------------------------------------------------------------------------------------------------
-
-
-def growth_of(generator: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    own = [row for row in rows if row["generator"] == generator]
-    seconds = [math.log(row["cpu_seconds"]) for row in own]
-    requests = [math.log(row["requests"]) for row in own]
-    walked = [math.log(row["walked"]) for row in own]
-    pairs = [math.log(row["all_pairs"]) for row in own]
-    return {
-        "generator": generator,
-        "seconds_over_requests": slope(requests, seconds),
-        "seconds_over_walked": slope(walked, seconds),
-        "walked_over_requests": slope(requests, walked),
-        "all_pairs_over_requests": slope(requests, pairs),
-    }
-
-
-def slope(x: Sequence[float], y: Sequence[float]) -> float:
-    return round(statistics.linear_regression(x, y).slope, 2)
 
 
 def misses(row: Mapping[str, Any]) -> list[str]:
@@ -395,34 +290,6 @@ def print_stages(rows: Sequence[Mapping[str, Any]]) -> None:
         for row in rows
     ]
     print_table(["merge", "requests", *STAGES, "M walked", "M pairs", "s per M"], lines)
-
-
-def print_growth(growth: Sequence[Mapping[str, Any]]) -> None:
-    print("\ngrowth\n")
-    names = [name for name in growth[0] if name != "generator"]
-    print_table(
-        ["", *[name.replace("_", " ") for name in names]],
-        [[row["generator"], *[row[name] for name in names]] for row in growth],
-    )
-
-
-def print_comparisons(rows: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> None:
-    print("\nbeside it\n")
-    compared = {(row["generator"], row["requests"]) for row in others}
-    lines = [
-        [
-            f"{row['generator']}, {row['requests']:,}",
-            row["way"],
-            *[f"{row[name]:.2f}" for name in ("seconds", "cpu_seconds", "first_seconds")],
-            row["peak_megabytes"],
-            row["hit_percent"],
-        ]
-        for row in sorted([*rows, *others], key=lambda row: (row["generator"], row["requests"]))
-        if (row["generator"], row["requests"]) in compared
-    ]
-    print_table(["", "", "seconds", "CPU", "first", "peak MB", "hit %"], lines)
-    if find_spec("contextpilot") is None:
-        print("contextpilot is not installed, so it is not timed.")
 
 
 if __name__ == "__main__":

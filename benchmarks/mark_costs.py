@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from common import print_table
-from result_files import Row, measured_all, write_results, write_rows
+from result_files import Row, write_rows
 from traces import from_a_clone, given_files, reported_k
 from warmprefix import ContextPlanner
 from warmprefix.cache_profiles import CacheProfile, as_profile
@@ -70,8 +70,6 @@ def main() -> None:
         print(f"{trace.name}: done", file=sys.stderr)
     for name in options.profiles.split(","):
         report([row for row in rows if row["profile"] == name])
-    if paths and measured_all("mark_costs", "trace", rows):
-        write_results("mark_costs_means", [line for name in options.profiles.split(",") for line in means(rows, name)])
     write_rows("mark_costs", [row for row in rows if is_shown(row)], KIND)
 
 
@@ -142,25 +140,6 @@ def is_shown(row: Row) -> bool:
     is_by_pause = row["pause"] in ("1 min", "10 min", "recorded") and str(row["trace"]).startswith(BY_PAUSE)
     is_among_arms = row["profile"] == "anthropic" and row["arm"] != "default"
     return is_among_arms and (is_by_pause or row["pause"] == "all at once")
-
-
-def means(rows: Sequence[Row], profile: str) -> Iterator[dict[str, Any]]:
-    """Yield the mean costs for each pause, and how far ours is above the better of no marks and the usual marks."""
-    own = [row for row in rows if row["profile"] == profile]
-    cells = {(row["trace"], row["pause"], row["arm"]): row["cost_percent"] for row in own}
-    excess: dict[str, list[float]] = {}
-    for trace, pause, arm in cells:
-        if arm == "ours":
-            better = min(cells[trace, pause, "no marks"], cells[trace, pause, "usual"])
-            for name in (pause, *(["all"] if pause in PAUSES else [])):
-                excess.setdefault(name, []).append(cells[trace, pause, arm] - better)
-    for pause, found in excess.items():
-        costs = {
-            arm: round(statistics.fmean(cost for key, cost in cells.items() if key[1:] == (pause, arm)), 2)
-            for arm in (ARMS if pause != "all" else ())
-        }
-        line = {"ours_less_better": round(statistics.fmean(found), 2), "worst": round(max(found), 2)}
-        yield {"profile": profile, "pause": pause, "traces": len(found), "cost_percent": costs, **line}
 
 
 def report(rows: Sequence[dict[str, Any]]) -> None:

@@ -11,11 +11,6 @@ engine with the prefix cache of `warmprefix replay`. Shared orders arrive with a
 earlier requests that a worker had not received when it planned. *relative* is the hit ratio relative to that of the one
 planner.
 
-*A worker that joins late*: after half of the requests, one of the four is replaced by a fresh process. Of the first
-requests that it serves, the hit ratio, that of the same requests where nothing was replaced, and that of a fresh
-worker that learns alone. It follows the scope from its first request on, and what the others served is learned
-while it serves; or, *caught up first*, before.
-
 Only a run on a given trace, without `--limit`, is written to `results/`.
 """
 
@@ -31,11 +26,11 @@ from statistics import fmean
 from typing import Any, NamedTuple, Protocol
 
 from common import percentile, print_table, size
-from redis_servers import Server, wait_until
+from redis_servers import Server
 from result_files import write_results
 from traces import generated, given_files, reported_k
 from warmprefix import ContextBlock, ContextPlanner
-from warmprefix.order_sharing import NoSharing, OrderSharing
+from warmprefix.order_sharing import OrderSharing
 from warmprefix.prefix import PrefixTree
 from warmprefix.traces import NoRecorder
 from warmprefix_redis.order_sharing import RedisOrderSharing
@@ -47,9 +42,7 @@ WORKERS = 4
 CAPACITY = 500_000
 OTHER_CAPACITIES = (None, 100_000)
 RATE_OF_OTHERS = 200
-"""The rate at which the other capacities are measured, and the worker that joins late."""
-FIRST = (10, 50, 200)
-"""Requests of the worker that joins late."""
+"""The rate at which the other capacities are measured."""
 
 
 class Workers(Protocol):
@@ -64,9 +57,8 @@ class Account(NamedTuple):
     saved: list[int]
     totals: list[int]
 
-    def hit_percent(self, numbers: Sequence[int] | None = None) -> float:
-        chosen = range(len(self.saved)) if numbers is None else numbers
-        return 100 * sum(self.saved[i] for i in chosen) / max(sum(self.totals[i] for i in chosen), 1)
+    def hit_percent(self) -> float:
+        return 100 * sum(self.saved) / max(sum(self.totals), 1)
 
 
 def main() -> None:
@@ -78,14 +70,11 @@ def main() -> None:
     with Server() as server:
         for capacity in (CAPACITY, *OTHER_CAPACITIES):
             rows += measure(workload, server.url, capacity, options.rates if capacity == CAPACITY else [RATE_OF_OTHERS])
-        joining = join_late(workload, server.url)
     header = ["cache", "workers", "rate", "unseen", "hit ratio, %", "relative, %"]
     print(f"{workload.name}: {len(workload.requests)} requests, {workload.k} blocks each at most\n")
     print_table(header, [[row[name] for name in header] for row in rows])
-    print(f"\nA worker that joins after half of the requests; cache of {size(CAPACITY)}, hit ratio in %:\n")
-    print_table(list(joining[0]), [list(row.values()) for row in joining])
     if workload.name == TRACE and options.limit is None:
-        write_results("shared_learning", {"ratios": rows, "joins_late": joining})
+        write_results("shared_learning", rows)
 
 
 def arguments() -> argparse.Namespace:
@@ -131,25 +120,6 @@ def measure(workload: Workload, url: str, capacity: int | None, rates: Sequence[
     return rows
 
 
-def join_late(workload: Workload, url: str) -> list[dict[str, object]]:
-    """Return what the first requests of a fresh worker find, in each of three worlds."""
-    half = len(workload.requests) // 2 // WORKERS * WORKERS
-    accounts: dict[str, Account] = {}
-    for name, prefix, replaced, waits in (
-        ("established", "stays", None, False),
-        ("fresh, sharing, caught up first", "waits", half, True),
-        ("fresh, sharing", "joins", half, False),
-        ("fresh, apart", None, half, False),
-    ):
-        with Processes(workload, url, prefix, CAPACITY, RATE_OF_OTHERS, replaced, waits) as processes:
-            accounts[name] = serve(workload, processes, CAPACITY)
-    served = {first: range(half, len(workload.requests), WORKERS)[:first] for first in FIRST}
-    return [
-        {"worker": name, **{f"first {n}": round(account.hit_percent(which), 2) for n, which in served.items()}}
-        for name, account in accounts.items()
-    ]
-
-
 def serve(workload: Workload, workers: Workers, capacity: int | None) -> Account:
     """Send every request to the workers and every prompt to the engine."""
     cache = PrefixTree[int](capacity, 2 * len(workload.requests) + 1)
@@ -186,25 +156,10 @@ class Here:
 class Processes:
     """Worker processes in turn; each answers before the next receives a request."""
 
-    def __init__(
-        self,
-        workload: Workload,
-        url: str,
-        prefix: str | None,
-        capacity: int | None,
-        rate: int,
-        replaced_at: int | None = None,
-        waits: bool = False,
-    ) -> None:
-        """Start the workers, which share nothing without a prefix.
-
-        The first one is replaced before request `replaced_at`. With `waits`, the new one serves only after it learned
-        the earlier orders of the others.
-        """
+    def __init__(self, workload: Workload, url: str, prefix: str, capacity: int | None, rate: int) -> None:
         contexts = [(request.source.scope, request.blocks) for request in workload.requests]
-        self._arguments = (contexts, url, prefix, capacity, waits)
+        self._arguments = (contexts, url, prefix, capacity)
         self._rate = rate
-        self._replaced_at = replaced_at
         self._workers = [self._start() for _ in range(WORKERS)]
         self._started = 0.0
         self._last = 0
@@ -229,11 +184,6 @@ class Processes:
             end(worker)
 
     def order(self, number: int, request: ReplayRequest) -> Sequence[int]:
-        if number == self._replaced_at:
-            paused = time.perf_counter()
-            end(self._workers[0])
-            self._workers[0] = self._start()
-            self._started += time.perf_counter() - paused
         if self._rate:
             time.sleep(max(self._started + number / self._rate - time.perf_counter(), 0.0))
         worker = self._workers[number % WORKERS]
@@ -252,16 +202,11 @@ def end(worker: Any) -> None:
 Context = tuple[str | None, tuple[ContextBlock, ...]]
 
 
-def work(
-    driver: Any, contexts: Sequence[Context], url: str, prefix: str | None, capacity: int | None, waits: bool
-) -> None:
+def work(driver: Any, contexts: Sequence[Context], url: str, prefix: str, capacity: int | None) -> None:
     """Run a worker process: for each number, send that request's order and the count of received orders."""
-    sharing = NoSharing() if prefix is None else RedisOrderSharing(url, prefix=prefix)
+    sharing = RedisOrderSharing(url, prefix=prefix)
     served = 0
     with planner(capacity, sharing) as own:
-        if waits and isinstance(sharing, RedisOrderSharing):
-            scope = own.plan([], tenant=contexts[0][0]).scope
-            wait_until(lambda: sharing.has_caught_up(scope), "the worker has caught up")
         driver.send("ready")
         while (number := driver.recv()) is not None:
             received = sharing.stats().received + served
