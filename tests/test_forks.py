@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from warmprefix import forks
-from warmprefix.forks import ForkSafeProperty, fork_safe_lock, in_each_process
+from warmprefix.forks import fork_safe_lock, in_each_process
+from warmprefix_tools.fork_safe_property import ForkSafeProperty
 
 ROOT = Path(__file__).parents[1]
 

@@ -9,42 +9,15 @@ import time
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar, overload
+from typing import Any, NamedTuple
 
-__all__ = ["ForkSafeProperty", "fork_safe_lock", "in_each_process"]
-
-_T = TypeVar("_T")
+__all__ = ["fork_safe_lock", "in_each_process"]
 
 _MAX_WAIT_SECONDS = 1.0
 """Longest time that a fork waits for other threads. Locks are held for microseconds, unless a caller's code is slow."""
 
 _BACK_OFF_SECONDS = 0.005
 """Longest wait for a lock while holding others: a thread may take two locks in the opposite order."""
-
-
-class ForkSafeProperty(Generic[_T]):
-    """A property that is computed once per object, without a lock.
-
-    Before Python 3.12, `functools.cached_property` has one lock for all objects of a class. A process that is forked
-    while another thread holds it waits for it without end. Threads that ask at the same time may compute it twice.
-    """
-
-    def __init__(self, compute: Callable[[Any], _T]) -> None:
-        self._compute = compute
-        self._name = compute.__name__
-        self.__doc__ = compute.__doc__
-
-    @overload
-    def __get__(self, instance: None, owner: type[object]) -> ForkSafeProperty[_T]: ...
-
-    @overload
-    def __get__(self, instance: object, owner: type[object]) -> _T: ...
-
-    def __get__(self, instance: object | None, owner: type[object]) -> ForkSafeProperty[_T] | _T:
-        if instance is None:
-            return self
-        value = instance.__dict__[self._name] = self._compute(instance)
-        return value
 
 
 class _ForkSafeLock(NamedTuple):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from warmprefix import ContextBlock
-from warmprefix.forks import ForkSafeProperty, fork_safe_lock
+from warmprefix.forks import fork_safe_lock
 
 __all__ = ["Chat", "ChatKey", "ChatMemory", "ChatMessage", "InMemoryChats"]
 
@@ -32,11 +32,12 @@ class Chat:
 
     messages: tuple[ChatMessage, ...] = ()
     """The messages, oldest first."""
+    tokens: int = field(init=False, compare=False)
+    """Approximate number of tokens: a quarter of the UTF-8 bytes."""
 
-    @ForkSafeProperty
-    def tokens(self) -> int:
-        """Approximate number of tokens: a quarter of the UTF-8 bytes."""
-        return sum(ContextBlock(message["content"]).tokens for message in self.messages)
+    def __post_init__(self) -> None:
+        tokens = sum(ContextBlock(message["content"]).tokens for message in self.messages)
+        object.__setattr__(self, "tokens", tokens)
 
     def extended(self, question: str, answer: str) -> Chat:
         """Return this chat with one more turn."""

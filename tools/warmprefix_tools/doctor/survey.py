@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from itertools import accumulate, compress, groupby
 from typing import Any
 
-from warmprefix.forks import ForkSafeProperty
 from warmprefix_tools.doctor.conversations import Continuation, find_continuations
 from warmprefix_tools.doctor.lists import ItemList, ListFinder
 from warmprefix_tools.doctor.request_log import EMPTY, TOOLS, WIDTH, LogMessage, Memo, Prompt, RequestLog, packed
 from warmprefix_tools.doctor.text_checks import TEXT_KINDS, Rewriter
+from warmprefix_tools.fork_safe_property import ForkSafeProperty
 
 __all__ = ["LogSurvey"]
 

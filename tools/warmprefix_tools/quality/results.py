@@ -9,7 +9,7 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from warmprefix.errors import WarmprefixError
-from warmprefix.forks import ForkSafeProperty
+from warmprefix_tools.fork_safe_property import ForkSafeProperty
 from warmprefix_tools.quality.answer_store import AnswerStore, GivenAnswer
 from warmprefix_tools.quality.arms import arm_number
 from warmprefix_tools.quality.paired import Comparison, compare_pairs
