@@ -1,11 +1,10 @@
-"""Costs of conversation state in Redis: latency, CPU time and bytes of a turn, and a lasting load.
+"""Costs of conversation state in Redis: the bytes of a conversation, and a lasting load.
 
-    python benchmarks/redis_state.py [--turns 20000] [--workers 2] [--rate 2000] [--seconds 60] [--threads 1]
+    python benchmarks/redis_state.py [--workers 2] [--rate 2000] [--seconds 60] [--threads 1]
 
 A turn is one `prepare` and one `commit` of `RedisSeenStore`, both of 15 blocks, against a local server over loopback
-TCP, for each installed server binary. In "all new" each turn sends 15 blocks that its conversation has never seen;
-in "pool of 60" it retrieves 15 of 60, so that later turns see most of them again, and sends the others. 500
-conversations run at a time, and each ends after 10 turns.
+TCP, for each installed server binary. It retrieves 15 of 60 blocks, so that later turns see most of them again, and
+sends the others. 500 conversations run at a time, and each ends after 10 turns.
 
 The lasting load: each worker process begins `--rate` turns of the pool per second on schedule, and a turn's latency
 counts from its scheduled start. `server cpu` is the share of one core that the server used. Only a run
@@ -42,18 +41,14 @@ LATENCIES = ("p50", "p99", "p99.9")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--turns", type=int, default=20_000, help="turns timed for each row")
     parser.add_argument("--workers", type=int, default=2, help="processes of the load")
     parser.add_argument("--threads", type=int, default=1, help="threads of each")
     parser.add_argument("--rate", type=int, default=2_000, help="turns a second of each worker")
     parser.add_argument("--seconds", type=float, default=60, help="how long the load lasts")
     asked = parser.parse_args()
-    results: dict[str, list[dict[str, Any]]] = {"turns": [], "load": [], "memory": []}
+    results: dict[str, list[dict[str, Any]]] = {"load": [], "memory": []}
     for flavour in binaries():
         with Server(flavour) as server, server.client() as admin:
-            for workload in ("all new", "pool of 60"):
-                admin.flushall()
-                results["turns"].append({"server": flavour, **measure_turns(server, admin, workload, asked.turns)})
             admin.flushall()
             results["memory"] += [{"server": flavour, **row} for row in measure_memory(server, admin)]
             admin.flushall()
@@ -79,14 +74,11 @@ class Turn:
     proposed: dict[bytes, str]
 
 
-def traffic(worker: str, workload: str) -> Iterator[Turn]:
+def traffic(worker: str) -> Iterator[Turn]:
     """Seeded turns of alternating conversations, whose blocks are drawn beforehand so that they cost no time."""
     rng = random.Random(worker)
-    if workload == "all new":
-        found = [[dict(blocks_of(rng, K)) for _ in range(TURNS)] for _ in range(8)]
-    else:
-        pools = [blocks_of(rng, POOL) for _ in range(8)]
-        found = [[dict(rng.sample(pool, K)) for _ in range(TURNS)] for pool in pools]
+    pools = [blocks_of(rng, POOL) for _ in range(8)]
+    found = [[dict(rng.sample(pool, K)) for _ in range(TURNS)] for pool in pools]
     plans = itertools.count()
     for generation in itertools.count():
         chats = [Conversation("tenant", f"{worker}-{generation}-{number}") for number in range(CONVERSATIONS)]
@@ -112,35 +104,6 @@ def serve(store: RedisSeenStore, turn: Turn) -> tuple[float, float]:
     begin = time.perf_counter()
     store.execute(Commit(turn.conversation, turn.plan, sent))
     return middle - start, time.perf_counter() - begin
-
-
-# -- one client ----------------------------------------------------------------------------------------------------
-
-
-def measure_turns(server: Server, admin: redis.Redis, workload: str, turns: int) -> dict[str, Any]:
-    store = RedisSeenStore(server.url, timeout=5)
-    stream = traffic(workload, workload)
-    for turn in itertools.islice(stream, 1_000):
-        serve(store, turn)
-    coming = list(itertools.islice(stream, turns))
-    admin.config_resetstat()
-    before, own = server_cpu(admin), time.process_time()
-    times = [serve(store, turn) for turn in coming]
-    own, after = time.process_time() - own, server_cpu(admin)
-    stats: Any = admin.info("stats")
-    scripts: Any = admin.info("commandstats")["cmdstat_evalsha"]
-    store.close()
-    row: dict[str, Any] = {"workload": workload}
-    for name, values in (("prepare", [a for a, _ in times]), ("commit", [b for _, b in times])):
-        row |= {f"{name} {label} µs": microseconds(values, label) for label in LATENCIES}
-    return row | {
-        "round trips": round(scripts["calls"] / turns, 3),
-        "bytes out": round(stats["total_net_input_bytes"] / turns),
-        "bytes back": round(stats["total_net_output_bytes"] / turns),
-        "script µs": round(scripts["usec_per_call"], 1),
-        "server cpu µs": round((after - before) / turns * 1e6, 1),
-        "client cpu µs": round(own / turns * 1e6, 1),
-    }
 
 
 def server_cpu(admin: redis.Redis) -> float:
@@ -203,7 +166,7 @@ def measure_load(
 def work(name: str, url: str, threads: int, rate: int, seconds: float, barrier: Barrier, reports: Any) -> None:
     """Run one worker process."""
     report, lock = Report(), threading.Lock()
-    stream = traffic(name, "pool of 60")
+    stream = traffic(name)
     store = RedisSeenStore(url, timeout=5)
     for turn in itertools.islice(stream, 200):
         serve(store, turn)
