@@ -3,20 +3,53 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Hashable, Sequence
 from itertools import takewhile
+from typing import TypeVar
 
 from warmprefix.errors import check_count
-from warmprefix.ordering import AccessWindow, BlockView, PrefixView, StatelessPolicy
-from warmprefix.prefix import SEARCH_BUDGET, PrefixTree
+from warmprefix.ordering import AccessWindow, BlockView, PrefixView, StatelessPolicy, places_of_runs
+from warmprefix.prefix import SEARCH_BUDGET, PrefixTree, may_stand, ranks_of_children
 
-__all__ = ["FrequencyPolicy", "GreedyPolicy", "OraclePolicy", "RecencyPolicy"]
+__all__ = ["FrequencyPolicy", "GreedyPolicy", "OraclePolicy", "RecencyPolicy", "greedy_path", "greedy_path_of"]
+
+K = TypeVar("K", bound=Hashable)
 
 
 def then_the_rest(head: Sequence[int], total: int) -> list[int]:
     """Return `head`, then all other indices below `total` in relevance order."""
     placed = set(head)
     return [*head, *(i for i in range(total) if i not in placed)]
+
+
+def greedy_path_of(prefix: PrefixView, blocks: Sequence[BlockView]) -> list[int]:
+    """Return the path of a view's first resident children, as indices of blocks; see `greedy_path`."""
+    single, joined = prefix.single_blocks(blocks) if prefix.runs else (blocks, ())
+    path = greedy_path(prefix.tree, [block.fingerprint for block in single], prefix.after, joined)
+    return places_of_runs(path, joined) if joined else path
+
+
+def greedy_path(
+    tree: PrefixTree[K], keys: Sequence[K], after: Sequence[K] = (), joined: Collection[int] = ()
+) -> list[int]:
+    """Return the path of the first resident children (CacheWeaver, Alg. 1).
+
+    Arguments and result are those of `PrefixTree.deepest_path`. O(len(keys)) per placed block.
+    """
+    if (start := tree.locate(after)) is None:
+        return []
+    index = {key: i for i, key in enumerate(keys)}
+    node, offset = start
+    path: list[int] = []
+    while True:
+        for key in node.keys[offset:]:
+            if key not in index or not may_stand(index[key], path[-1] if path else -1, joined):
+                return path
+            path.append(index[key])
+        ranks = [i for i in ranks_of_children(node, index) if may_stand(i, path[-1] if path else -1, joined)]
+        if not ranks:
+            return path
+        node, offset = node.children[keys[ranks[0]]], 0
 
 
 class GreedyPolicy(StatelessPolicy):
@@ -26,7 +59,7 @@ class GreedyPolicy(StatelessPolicy):
     """
 
     def order(self, blocks: Sequence[BlockView], prefix: PrefixView) -> Sequence[int]:
-        return then_the_rest(prefix.greedy_path(blocks), len(blocks))
+        return then_the_rest(greedy_path_of(prefix, blocks), len(blocks))
 
 
 class OraclePolicy(StatelessPolicy):
@@ -92,7 +125,7 @@ class FrequencyPolicy:
     def order(self, blocks: Sequence[BlockView], prefix: PrefixView) -> Sequence[int]:
         by_frequency = sorted(range(len(blocks)), key=lambda i: -self._window.count(blocks[i].fingerprint))
         keys = [blocks[i].fingerprint for i in by_frequency]
-        return [by_frequency[i] for i in then_the_rest(self._promoted.greedy_path(keys), len(blocks))]
+        return [by_frequency[i] for i in then_the_rest(greedy_path(self._promoted, keys), len(blocks))]
 
     def observe(self, served: Sequence[BlockView]) -> None:
         self._window.observe([block.fingerprint for block in served])

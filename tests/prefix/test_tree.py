@@ -14,6 +14,7 @@ from tests.prefix_integrity import check_integrity
 import warmprefix.prefix.tree
 from warmprefix.prefix import tree as nodes
 from warmprefix.prefix.tree import SEARCH_BUDGET, PrefixMatch, PrefixTree
+from warmprefix_baselines.policies import greedy_path
 
 LENGTHS = {"A": 3, "B": 5, "C": 1, "D": 0, "E": 8, "F": 2}
 """Tokens of the blocks of the random tests; one has none."""
@@ -45,7 +46,7 @@ def picked(keys: str, indices: Sequence[int]) -> str:
 def test_empty_tree_matches_nothing() -> None:
     tree = PrefixTree[str]()
     assert tree.match_prefix("ABC") == PrefixMatch(0, 0)
-    assert tree.deepest_path("ABC") == tree.greedy_path("ABC") == []
+    assert tree.deepest_path("ABC") == greedy_path(tree, "ABC") == []
     assert (tree.nodes, tree.resident_tokens) == (0, 0)
 
 
@@ -245,14 +246,14 @@ def test_marking_an_absent_path_changes_nothing() -> None:
 def test_deepest_path_need_not_be_the_first_child() -> None:
     tree = tree_of("BX", "ABC")
     assert picked("BAC", tree.deepest_path("BAC")) == "ABC"
-    assert picked("BAC", tree.greedy_path("BAC")) == "B"
+    assert picked("BAC", greedy_path(tree, "BAC")) == "B"
 
 
 def test_deepest_path_may_end_within_an_edge() -> None:
     tree = tree_of("ABCX")
     assert picked("CBA", tree.deepest_path("CBA")) == "ABC"
     assert picked("BA", tree.deepest_path("BA")) == "AB"
-    assert picked("BA", tree.greedy_path("BA")) == "AB"
+    assert picked("BA", greedy_path(tree, "BA")) == "AB"
 
 
 def test_depth_is_measured_in_tokens_not_blocks() -> None:
@@ -269,7 +270,7 @@ def test_more_relevant_of_two_equal_paths_wins() -> None:
 def test_paths_continue_behind_placed_blocks() -> None:
     tree = tree_of("ABC", "CB")
     assert picked("CB", tree.deepest_path("CB", after="A")) == "BC"
-    assert picked("CB", tree.greedy_path("CB", after="A")) == "BC"
+    assert picked("CB", greedy_path(tree, "CB", after="A")) == "BC"
     assert picked("C", tree.deepest_path("C", after="AB")) == "C"
     assert tree.deepest_path("AB", after="C") == [1]
 
@@ -277,7 +278,7 @@ def test_paths_continue_behind_placed_blocks() -> None:
 def test_no_path_follows_blocks_that_are_not_resident() -> None:
     tree = tree_of("ABC", stale=["ABC"])
     assert tree.deepest_path("BC", after="A") == []
-    assert tree.greedy_path("BC", after="A") == []
+    assert greedy_path(tree, "BC", after="A") == []
     assert tree_of("ABC").deepest_path("C", after="AX") == []
     assert tree_of("AB").deepest_path("C", after="ABX") == []
 
@@ -286,7 +287,7 @@ def test_stale_edges_are_not_followed() -> None:
     tree = tree_of("AB", "AC")
     tree.mark_stale("AB", resident_blocks=1)
     assert picked("BCA", tree.deepest_path("BCA")) == "AC"
-    assert picked("BCA", tree.greedy_path("BCA")) == "AC"
+    assert picked("BCA", greedy_path(tree, "BCA")) == "AC"
 
 
 def test_budget_of_zero_gives_no_path() -> None:
@@ -312,7 +313,7 @@ def test_one_block_shared_by_thousands_of_requests() -> None:
     check_integrity(tree)
     assert tree.nodes == 5_001
     assert tree.deepest_path([4_711, 0]) == [1, 0]
-    assert tree.greedy_path([4_711, 0]) == [1, 0]
+    assert greedy_path(tree, [4_711, 0]) == [1, 0]
 
 
 def test_repeated_request_adds_nothing() -> None:
@@ -329,7 +330,7 @@ def test_path_of_thousands_of_blocks() -> None:
     tree.insert(keys, [1] * 5_000)
     assert tree.match_prefix(keys) == PrefixMatch(5_000, 5_000)
     assert tree.deepest_path(keys[::-1]) == keys[::-1]
-    assert tree.greedy_path(keys) == keys
+    assert greedy_path(tree, keys) == keys
     tree.mark_stale(keys, resident_blocks=2_500)
     assert tree.mark_resident(keys[:4_000]) == 4_000
     assert tree.evict(3_000) == 3_000
@@ -344,7 +345,7 @@ def test_thousands_of_nested_nodes() -> None:
         tree.insert(keys[:end], [1] * end)
     assert tree.nodes == 1_500
     assert tree.deepest_path(keys, budget=None) == keys
-    assert tree.greedy_path(keys) == keys
+    assert greedy_path(tree, keys) == keys
     tree.mark_stale(keys)
     assert tree.mark_resident(keys) == 1_500
     assert tree.evict(1_000) == 1_000
@@ -427,7 +428,7 @@ def test_greedy_path_takes_the_first_resident_child(tree: PrefixTree[str], keys:
             if not children:
                 break
             expected.append(children[0])
-    assert [keys[i] for i in tree.greedy_path(keys, after)] == expected
+    assert [keys[i] for i in greedy_path(tree, keys, after)] == expected
 
 
 def follows(tree: PrefixTree[str], front: Sequence[str], key: str) -> bool:
@@ -440,7 +441,7 @@ def test_reading_changes_nothing(tree: PrefixTree[str], keys: Path) -> None:
     tree.match_prefix(keys)
     tree.deepest_path(keys)
     tree.deepest_path(keys[2:], after=keys[:2], budget=None)
-    tree.greedy_path(keys)
+    greedy_path(tree, keys)
     assert (ring(tree), edges(tree)) == before
 
 

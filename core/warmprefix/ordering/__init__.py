@@ -14,6 +14,7 @@ from warmprefix.ordering.policies import (
     ServedBlock,
     SortedPolicy,
     StatelessPolicy,
+    places_of_runs,
     runs_of,
 )
 
@@ -28,6 +29,7 @@ __all__ = [
     "ServedBlock",
     "SortedPolicy",
     "StatelessPolicy",
+    "places_of_runs",
     "runs_of",
 ]
 

@@ -104,7 +104,7 @@ class PrefixView:
 
     def match_prefixes(self, *orders: Sequence[BlockView]) -> list[PrefixMatch]:
         """Return `match_prefix` of each order."""
-        parts = [self._single_blocks(blocks) if self.runs else (blocks, ()) for blocks in orders]
+        parts = [self.single_blocks(blocks) if self.runs else (blocks, ()) for blocks in orders]
         keys = [[block.fingerprint for block in single] for single, _ in parts]
         flights = self._flights() if self.in_flight else ()
         matches = [self.tree.match_prefix([*self.after, *own]) for own in keys]
@@ -127,10 +127,10 @@ class PrefixView:
 
         Of a run at its end, perhaps only the first blocks are.
         """
-        single, joined = self._single_blocks(blocks) if self.runs else (blocks, ())
+        single, joined = self.single_blocks(blocks) if self.runs else (blocks, ())
         path = self.tree.deepest_path([block.fingerprint for block in single], self.after, budget, joined)
         if not self.in_flight:
-            return _places_of_runs(path, joined) if joined else path
+            return places_of_runs(path, joined) if joined else path
         index = {block.fingerprint: i for i, block in enumerate(single)}
         most = sum([single[i].tokens for i in path])
         for order in self._flights():
@@ -143,13 +143,7 @@ class PrefixView:
                 tokens = sum([single[i].tokens for i in found])
                 if tokens > most:
                     path, most = found, tokens
-        return _places_of_runs(path, joined) if joined else path
-
-    def greedy_path(self, blocks: Sequence[BlockView]) -> list[int]:
-        """Return indices of a resident path; see `PrefixTree.greedy_path`."""
-        single, joined = self._single_blocks(blocks) if self.runs else (blocks, ())
-        path = self.tree.greedy_path([block.fingerprint for block in single], self.after, joined)
-        return _places_of_runs(path, joined) if joined else path
+        return places_of_runs(path, joined) if joined else path
 
     def _flights(self) -> Iterable[Sequence[bytes]]:
         """Return what follows `after` in those planned orders that begin with it."""
@@ -158,7 +152,7 @@ class PrefixView:
         after, placed = tuple(self.after), len(self.after)
         return [order[placed:] for order in self.in_flight if tuple(order[:placed]) == after]
 
-    def _single_blocks(self, blocks: Sequence[BlockView]) -> tuple[Sequence[BlockView], Collection[int]]:
+    def single_blocks(self, blocks: Sequence[BlockView]) -> tuple[Sequence[BlockView], Collection[int]]:
         """Return the blocks of all runs, and which of them stay behind the one before them."""
         single: list[BlockView] = []
         joined: set[int] = set()
@@ -169,7 +163,7 @@ class PrefixView:
         return single, joined
 
 
-def _places_of_runs(path: list[int], joined: Collection[int]) -> list[int]:
+def places_of_runs(path: list[int], joined: Collection[int]) -> list[int]:
     """Return the places of the runs on a path of blocks."""
     place = -1
     places: dict[int, int] = {}

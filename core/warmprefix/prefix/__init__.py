@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from warmprefix.prefix.tree import SEARCH_BUDGET, PrefixMatch, PrefixTree
+from warmprefix.prefix.tree import SEARCH_BUDGET, PrefixMatch, PrefixTree, may_stand, ranks_of_children
 
-__all__ = ["SEARCH_BUDGET", "PrefixMatch", "PrefixTree"]
+__all__ = ["SEARCH_BUDGET", "PrefixMatch", "PrefixTree", "may_stand", "ranks_of_children"]

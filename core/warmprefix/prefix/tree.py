@@ -14,7 +14,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from warmprefix.errors import check_count
 
-__all__ = ["SEARCH_BUDGET", "PrefixMatch", "PrefixTree", "TreeNode", "may_stand", "ring"]
+__all__ = ["SEARCH_BUDGET", "PrefixMatch", "PrefixTree", "TreeNode", "may_stand", "ranks_of_children", "ring"]
 
 K = TypeVar("K", bound=Hashable)
 
@@ -157,7 +157,7 @@ class PrefixTree(Generic[K]):
                 that grows with the nodes of the tree.
             joined: The `keys` that stay directly behind the one before them. The path may end in front of one.
         """
-        if (start := self._locate(after) if after else (self._root, 0)) is None:
+        if (start := self.locate(after) if after else (self._root, 0)) is None:
             return []
         index = {key: i for i, key in enumerate(keys)}
         best: Trail = None
@@ -192,26 +192,6 @@ class PrefixTree(Generic[K]):
                     if matched + child.reach > best_tokens:
                         stack.append((child, 0, placed, matched, trail))
         return unwind(best)
-
-    def greedy_path(self, keys: Sequence[K], after: Sequence[K] = (), joined: Places = ()) -> list[int]:
-        """Return the path of the first resident children (CacheWeaver, Alg. 1).
-
-        Arguments and result are those of `deepest_path`. O(len(keys)) per placed block.
-        """
-        if (start := self._locate(after)) is None:
-            return []
-        index = {key: i for i, key in enumerate(keys)}
-        node, offset = start
-        path: list[int] = []
-        while True:
-            for key in node.keys[offset:]:
-                if key not in index or not may_stand(index[key], path[-1] if path else -1, joined):
-                    return path
-                path.append(index[key])
-            ranks = [i for i in ranks_of_children(node, index) if may_stand(i, path[-1] if path else -1, joined)]
-            if not ranks:
-                return path
-            node, offset = node.children[keys[ranks[0]]], 0
 
     def resident_paths(self) -> Iterator[tuple[list[K], list[int]]]:
         """Yield the resident paths and their blocks' lengths, least recently served first.
@@ -426,7 +406,7 @@ class PrefixTree(Generic[K]):
             node = child
             position += shared
 
-    def _locate(self, keys: Sequence[K]) -> tuple[TreeNode[K], int] | None:
+    def locate(self, keys: Sequence[K]) -> tuple[TreeNode[K], int] | None:
         """Return a resident path's end: a node and an offset into its edge; else None."""
         node, offset, matched = self._root, 0, 0
         for node, offset in self._walk(keys):
