@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import pytest
 
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner, StoreError
-from warmprefix.planner import unsettled
+from warmprefix.planner import conversation, unsettled
 from warmprefix.planner.unsettled import Unsettled, unanswered_id
 from warmprefix.stores import Abandon, Commit, Conversation, Forget, MemorySeenStore, Operation, Prepare, SeenBlock
 
@@ -209,6 +209,38 @@ async def test_cancelled_commit_is_forgotten_by_a_task(steps: int) -> None:
         assert snapshot is not None
         assert bool(snapshot.blocks) == was_done, "another worker must not find them"
         assert planner.stats().unsettled_conversations == 0
+
+
+async def test_cancelled_commit_is_forgotten_once_the_store_answers_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversation, "_FIRST_PAUSE_SECONDS", 0.001)
+    store = FailingForTasks()
+    async with ContextPlanner(store=store, annotate="both") as planner:
+        made = await planner.aplan(BLOCKS[:2], conversation="chat", placement="tail")
+        assert await planner.acommit(made)
+        store.fails = {"forget"}
+        planner.withdraw(made)
+        while [operation.name for operation in store.calls].count("forget") < 3:
+            await asyncio.sleep(0.001)
+        store.fails = set()
+        while planner.stats().unsettled_conversations:
+            await asyncio.sleep(0.001)
+        snapshot = store.inspect(CHAT)
+        assert snapshot is not None
+        assert snapshot.blocks == ()
+
+
+async def test_close_ends_the_tasks_that_forget() -> None:
+    store = FailingForTasks()
+    async with ContextPlanner(store=store, annotate="both") as planner:
+        for number in range(300):
+            made = await planner.aplan(BLOCKS[:2], conversation=f"chat-{number}", placement="tail")
+            await planner.acommit(made)
+            store.fails = {"forget"}
+            planner.withdraw(made)
+            store.fails = set() if number == 299 else {"forget"}
+    assert planner.stats().unsettled_conversations == 0
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 async def test_cancelled_prepare_leaves_no_lease() -> None:

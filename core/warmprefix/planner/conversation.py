@@ -38,6 +38,10 @@ __all__ = ["ConversationStore"]
 T = TypeVar("T")
 
 _LAST_ATTEMPT_SECONDS = 1.0
+_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.05, 5.0
+"""Between two attempts to forget a conversation whose commit was withdrawn."""
+_MAX_TASKS = 256
+"""Conversations that tasks forget at a time; others are forgotten after later commits."""
 
 
 class ConversationStore:
@@ -59,7 +63,7 @@ class ConversationStore:
         is_awaited = isinstance(self._store, AsyncSeenStore)
         self._async_store: AsyncSeenStore = self._store if is_awaited else _AsyncTwin(self._store)  # type: ignore[assignment]
         self._unsettled = Unsettled()
-        self._forgetting: set[asyncio.Task[bool]] = set()
+        self._forgetting: set[asyncio.Task[None]] = set()
 
     def prepare(self, draft: PlanDraft) -> PreparedTurn | None:
         """Return what the conversation has seen of a draft's blocks; None for nothing.
@@ -197,19 +201,22 @@ class ConversationStore:
         self._unsettled.settled(forget)
 
     def _forget_soon(self, conversation: Conversation) -> None:
-        if isinstance(self._store, AsyncSeenStore):
-            import asyncio  # slow to import, and applications with tasks have imported it
-
-            try:
-                loop = asyncio.get_running_loop()
-            except RuntimeError:
-                pass
-            else:
-                task = loop.create_task(arun_steps(self._settle(conversation, self._async_store.aexecute)))
+        """Forget an unsettled conversation: where an event loop runs, in a task that tries until it has succeeded."""
+        if isinstance(self._store, AsyncSeenStore) and (loop := _running_loop()) is not None:
+            if len(self._forgetting) < _MAX_TASKS:
+                task = loop.create_task(self._forget_until_settled(conversation))
                 self._forgetting.add(task)  # the loop itself holds tasks weakly
                 task.add_done_callback(self._forgetting.discard)
-                return
-        run_steps(self._settle(conversation, self._store.execute))
+        else:
+            run_steps(self._settle(conversation, self._store.execute))
+
+    async def _forget_until_settled(self, conversation: Conversation) -> None:
+        import asyncio
+
+        pause = _FIRST_PAUSE_SECONDS
+        while not await arun_steps(self._settle(conversation, self._async_store.aexecute)):
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _MAX_PAUSE_SECONDS)
 
     # -- upkeep --------------------------------------------------------------------------------------------------
 
@@ -238,6 +245,8 @@ class ConversationStore:
 
     async def aclose(self) -> None:
         """Do the same as `close`, and close the connections of this event loop too."""
+        for task in [task for task in self._forgetting if task.get_loop() is _running_loop()]:
+            task.cancel()
         await arun_steps(self._settle_all(self._async_store.aexecute))
         aclose = getattr(self._store, "aclose", None)
         if aclose is None:
@@ -256,6 +265,15 @@ class _AsyncTwin:
 
     async def aexecute(self, operation: Operation[T]) -> T:
         return self._store.execute(operation)
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    import asyncio  # slow to import, and applications with tasks have imported it
+
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 def _first_operation(draft: PlanDraft) -> Operation[PreparedTurn | None] | None:
