@@ -5,8 +5,11 @@ A caller's mistake is a plain `ValueError` or `TypeError`. Everything else deriv
 
 from __future__ import annotations
 
-import logging
 import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import logging
 
 __all__ = [
     "BatchError",
@@ -174,6 +177,8 @@ def log_failure(log: logging.Logger, what: str, *, first: bool) -> None:
     It is a warning if it is the `first` of its kind, and at DEBUG otherwise. The traceback is added only if the logger
     shows DEBUG messages.
     """
+    import logging  # not imported at the top, to keep `import warmprefix` fast
+
     level = logging.WARNING if first else logging.DEBUG
     log.log(level, "%s: %s", what, _in_one_line(sys.exc_info()[1]), exc_info=log.isEnabledFor(logging.DEBUG))
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from warmprefix.cache_profiles import CacheProfile, vllm_checkpoints
 from warmprefix.plan import ContextPlan, Scope
 from warmprefix.planner.state import PlannerState, ScopeState
 from warmprefix.residency import EngineReport, FeedStats, FoundCheckpoints, NoFeed, ResidencyFeed, ServedPrompt
 from warmprefix.residency.usage import UsageComparison
+
+if TYPE_CHECKING:
+    import logging
 
 __all__ = ["PlanFeedback", "as_report", "check_plan"]
 
@@ -227,4 +230,6 @@ class PlanFeedback:
 
 
 def _logger() -> logging.Logger:
+    import logging  # slow to import, and seldom needed
+
     return logging.getLogger("warmprefix")

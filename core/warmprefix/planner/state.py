@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import uuid
 import weakref
 from array import array
 from collections import OrderedDict
@@ -180,7 +179,7 @@ class OpenPlans:
 
     def __init__(self, max_open_plans: int) -> None:
         self._max_open_plans = max_open_plans
-        self._instance = uuid.uuid4().hex
+        self._instance = os.urandom(16).hex()
         self._planned = 0
         self._scopes: FairLru[str, Scope] = FairLru()
         self._predictions: FairLru[str, Prediction] = FairLru()
