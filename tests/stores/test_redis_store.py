@@ -15,7 +15,7 @@ from redis import exceptions
 
 from redis_servers import Server
 from redis_servers import wait_until as wait_until_so
-from warmprefix.errors import MissingExtraError
+from warmprefix.errors import MissingExtraError, StoreUnavailableError
 from warmprefix.stores import (
     Abandon,
     AsyncSeenStore,
@@ -555,6 +555,25 @@ def test_hanging_server_costs_the_timeout(flavour: str) -> None:
         store.close()
 
 
+def test_a_call_inside_of_a_call_is_refused(open_store: OpenStore) -> None:
+    """The garbage collector may abandon a plan while redis-py holds a lock that is not re-entrant."""
+    store = open_store()
+    refused: list[StoreUnavailableError] = []
+
+    class Labels(dict[bytes, str]):
+        def items(self) -> Any:
+            try:
+                store.execute(Abandon(CHAT, "other"))
+            except StoreUnavailableError as error:
+                refused.append(error)
+            return super().items()
+
+    prepared = store.execute(Prepare(CHAT, "p1", Labels(labelled("A"))))
+    assert prepared == PreparedTurn(0, {}, frozenset())
+    assert len(refused) == 2, "where the request is written, and where the answer is read"
+    assert store.execute(Abandon(CHAT, "p1"))
+
+
 # -- servers that come back with less ------------------------------------------------------------------------------
 
 
@@ -607,7 +626,7 @@ def test_without_redis_the_extra_is_named() -> None:
     program = """
 import sys
 sys.modules["redis"] = None
-from warmprefix.errors import MissingExtraError
+from warmprefix.errors import MissingExtraError, StoreUnavailableError
 try:
     from warmprefix_redis import RedisSeenStore
 except MissingExtraError as error:
