@@ -44,7 +44,7 @@ REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
     (
         lambda: planners_for("best", 1, None, "cpu"),
         ValueError,
-        "planner must be one of auto, context-index, frequency, merge, relevance, got 'best'",
+        "planner must be one of auto, context-index, frequency, merge, relevance, window, got 'best'",
     ),
     (
         lambda: planners_for("auto", 1, -1, "cpu"),
