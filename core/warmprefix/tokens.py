@@ -381,6 +381,7 @@ def order_note(
     best_first = [place for _, place in sorted([(rank, i) for i, rank in enumerate(ranks) if rank is not None])]
     if not needs_note(templates, annotation, [rank for rank in ranks if rank is not None]):
         return None
-    named = [labels[i] for i in best_first] if annotation == "both" else ()
+    if annotation == "both":
+        return _note(templates, annotation, [labels[i] for i in best_first], (), ())
     others = [texts[place] for place, rank in enumerate(ranks) if rank is None]
-    return _note(templates, annotation, named, [texts[i] for i in best_first], others)
+    return _note(templates, annotation, (), [texts[i] for i in best_first], others)
