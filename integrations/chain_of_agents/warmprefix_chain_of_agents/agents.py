@@ -88,7 +88,8 @@ Speaker = Worker | Manager
 
 def is_unreachable(error: Exception) -> bool:
     """Return True if no answer came, or none in time: the agent counts as dead. A slow agent does not."""
-    return isinstance(error, APIConnectionError | TimeoutError) and not isinstance(error, SlowAnswerError)
+    is_slow = isinstance(error, SlowAnswerError)
+    return isinstance(error, APIConnectionError | ConnectionError | TimeoutError) and not is_slow
 
 
 def refuses_all(error: Exception) -> bool:

@@ -11,6 +11,7 @@ from contextlib import aclosing, closing
 from typing import Any, get_args
 
 from warmprefix import ContextPlanner, MissingExtraError
+from warmprefix.errors import check_count, check_names
 from warmprefix_chain_of_agents.agents import Manager, Speaker, Worker
 from warmprefix_chain_of_agents.bridge import iterate
 from warmprefix_chain_of_agents.crew import Crew
@@ -18,8 +19,8 @@ from warmprefix_chain_of_agents.documents import as_blocks
 from warmprefix_chain_of_agents.memory import ChatMemory, InMemoryChats
 from warmprefix_chain_of_agents.prompts import Prompts
 from warmprefix_chain_of_agents.results import ChainAnswer, ChainProgress
-from warmprefix_chain_of_agents.runs import ChainQuestion, Mode, OnFailure, Run, RunEvent, RunOptions
-from warmprefix_chain_of_agents.turns import Turns
+from warmprefix_chain_of_agents.runs import Run, RunEvent
+from warmprefix_chain_of_agents.turns import ChainQuestion, ChainSetup, Mode, OnFailure
 from warmprefix_openai import Retries
 from warmprefix_requests.neighbours import PinRule
 from warmprefix_routing import AgentRouter
@@ -128,36 +129,34 @@ class ChainOfAgents:
         for name, choice, choices in (("mode", mode, Mode), ("on_failure", on_failure, OnFailure)):
             if choice not in get_args(choices):
                 raise ValueError(f"{name} must be {' or '.join(map(repr, get_args(choices)))}, got {choice!r}")
-        for name, count in (("concurrency", concurrency), ("max_chat_tokens", max_chat_tokens)):
-            if isinstance(count, bool) or not isinstance(count, int):
-                raise TypeError(f"{name} must be an int, got {type(count).__name__}")
-            if count < 1:
-                raise ValueError(f"{name} must be 1 or more, got {count}")
+        check_count("concurrency", concurrency)
+        check_count("max_chat_tokens", max_chat_tokens)
         if timeout is not None and not 0 < timeout < math.inf:
             raise ValueError(f"timeout must be above 0 and finite, or None, got {timeout}")
         if not recovery >= 0:
             raise ValueError(f"recovery must be 0 or more, got {recovery}")
-        self._crew = Crew(workers, router, recovery)
-        if manager.name in self._crew.workers:
-            raise ValueError(f"name of the manager must differ from the workers' names, got {manager.name!r}")
-        self._manager = manager
-        self._memory: ChatMemory = InMemoryChats() if memory is None else memory
-        self.router = self._crew.router
-        """Assigns documents to agents."""
-        self.planner = ContextPlanner() if planner is None else planner
-        """Arranges each prompt's documents; an agent's name stands for the model."""
-        self._turns = Turns(self.planner, self._memory, max_chat_tokens, order_locked=order_locked)
-        self._pinned = pinned
-        self._options = RunOptions(
+        self._setup = ChainSetup(
+            crew=Crew(workers, router, recovery),
+            manager=manager,
+            planner=ContextPlanner() if planner is None else planner,
+            memory=InMemoryChats() if memory is None else memory,
             mode=mode,
             on_failure=on_failure,
             together=together,
-            max_segment_tokens=3 * max_chat_tokens // 4,  # the rest is for the other parts of the prompt
+            order_locked=order_locked,
+            max_chat_tokens=max_chat_tokens,
             concurrency=concurrency,
             timeout=timeout,
             retries=Retries(count=2, longest=30.0) if retries is None else retries,
             prompts=Prompts() if prompts is None else prompts,
         )
+        if manager.name in self._setup.crew.workers:
+            raise ValueError(f"name of the manager must differ from the workers' names, got {manager.name!r}")
+        self.router = self._setup.crew.router
+        """Assigns documents to agents."""
+        self.planner = self._setup.planner
+        """Arranges each prompt's documents; an agent's name stands for the model."""
+        self._pinned = pinned
         self._on_progress = on_progress
         self._progress_failed = False
 
@@ -218,13 +217,13 @@ class ChainOfAgents:
 
     def forget(self, conversation: str, *, tenant: str | None = None) -> None:
         """Drop a conversation's chats with all agents."""
-        self._memory.forget(tenant, conversation)
+        self._setup.memory.forget(tenant, conversation)
         self.router.end(conversation, tenant)
 
     def _iterated(
         self, question: str, documents: Iterable[Any], conversation: str | None, tenant: str | None, *, streaming: bool
     ) -> Generator[ChainProgress | str | ChainAnswer, None, None]:
-        speakers: list[Speaker] = [*self._crew.workers.values(), self._manager]
+        speakers: list[Speaker] = [*self._setup.crew.workers.values(), self._setup.manager]
         if awaited := [speaker.name for speaker in speakers if not isinstance(speaker.client, OpenAI)]:
             raise TypeError(
                 f"clients of {', '.join(awaited)} must be an openai.OpenAI for run and stream; use arun or astream"
@@ -236,10 +235,8 @@ class ChainOfAgents:
         self, question: ChainQuestion, *, streaming: bool
     ) -> AsyncGenerator[ChainProgress | str | ChainAnswer, None]:
         news: asyncio.Queue[RunEvent | None] = asyncio.Queue()
-        threads = ThreadPoolExecutor(self._options.concurrency + 1, thread_name_prefix="warmprefix-agent")
-        agents = self._manager, self._crew
-        run = Run(question, *agents, self._turns, self._options, threads, news.put_nowait, streaming=streaming)
-        running = asyncio.ensure_future(run())
+        threads = ThreadPoolExecutor(self._setup.concurrency + 1, thread_name_prefix="warmprefix-agent")
+        running = asyncio.ensure_future(Run(self._setup, question, threads, news.put_nowait, streaming=streaming)())
         running.add_done_callback(lambda _: news.put_nowait(None))
         try:
             while (event := await news.get()) is not None:
@@ -260,9 +257,7 @@ class ChainOfAgents:
             raise TypeError(f"question must be a str, got {type(question).__name__}")
         if not question.strip():
             raise ValueError(f"question must not be blank, got {question!r}")
-        for name, value in (("conversation", conversation), ("tenant", tenant)):
-            if value is not None and not isinstance(value, str):
-                raise TypeError(f"{name} must be a str or None, got {type(value).__name__}")
+        check_names(conversation=conversation, tenant=tenant)
         if conversation == "":
             raise ValueError("conversation must not be empty, got ''")
         blocks = as_blocks(documents, self._pinned)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 
 from warmprefix import ContextBlock
@@ -18,13 +18,7 @@ __all__ = ["Crew"]
 class Crew:
     """Workers by name, and their router. Thread-safe."""
 
-    def __init__(
-        self,
-        workers: Iterable[Worker],
-        router: AgentRouter | None,
-        recovery: float,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, workers: Iterable[Worker], router: AgentRouter | None, recovery: float) -> None:
         """Let the workers join that the router does not have. A lost one gets another chance after `recovery` seconds.
 
         Raises:
@@ -44,7 +38,6 @@ class Crew:
             raise TypeError(f"router must be an AgentRouter or None, got {type(router).__name__}")
         self.router = AgentRouter() if router is None else router
         self._recovery = recovery
-        self._clock = clock
         self._lock = fork_safe_lock()
         self._lost: dict[str, float] = {}
         """Time at which each worker that has not joined again was lost, or first seen to be."""
@@ -64,11 +57,11 @@ class Crew:
         """
         with self._lock:
             for name, since in list(self._lost.items()):
-                if self._clock() - since >= self._recovery:
+                if time.monotonic() - since >= self._recovery:
                     self._join(name)
             for agent in self.router.failed:
                 if agent.name in self.workers:
-                    self._lost.setdefault(agent.name, self._clock())
+                    self._lost.setdefault(agent.name, time.monotonic())
             if not self.live():
                 for name in list(self._lost):
                     self._join(name)
@@ -77,7 +70,7 @@ class Crew:
         """Report that a worker can't be reached. Another chain may have done so already."""
         with self._lock, suppress(ValueError):  # it has left meanwhile
             self.router.fail(name)
-            self._lost[name] = self._clock()
+            self._lost[name] = time.monotonic()
 
     def assign(
         self,

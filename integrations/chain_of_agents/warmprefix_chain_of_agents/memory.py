@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from warmprefix import ContextBlock
+from warmprefix.errors import check_count
 from warmprefix.forks import fork_safe_lock
 
 __all__ = ["Chat", "ChatKey", "ChatMemory", "ChatMessage", "InMemoryChats"]
@@ -73,10 +74,10 @@ class InMemoryChats:
         """Start empty.
 
         Raises:
+            TypeError: `max_conversations` is no int.
             ValueError: `max_conversations` is below 1.
         """
-        if max_conversations < 1:
-            raise ValueError(f"max_conversations must be 1 or more, got {max_conversations}")
+        check_count("max_conversations", max_conversations)
         self._max_conversations = max_conversations
         self._chats: OrderedDict[tuple[str | None, str], dict[str, Chat]] = OrderedDict()
         self._lock = fork_safe_lock()

@@ -7,13 +7,11 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from warmprefix import ContextBlock
-from warmprefix_chain_of_agents.agents import Manager, Speaker, is_unreachable, refuses_all
-from warmprefix_chain_of_agents.crew import Crew
-from warmprefix_chain_of_agents.prompts import Prompts, Unit
+from warmprefix_chain_of_agents.agents import Speaker, is_unreachable, refuses_all
+from warmprefix_chain_of_agents.prompts import Unit
 from warmprefix_chain_of_agents.results import (
     AgentReport,
     ChainAnswer,
@@ -23,43 +21,17 @@ from warmprefix_chain_of_agents.results import (
     Usage,
     WorkersFailedError,
 )
-from warmprefix_chain_of_agents.turns import AgentTurn, Asking, Turns
-from warmprefix_openai import CallFailedError, Retries
-from warmprefix_routing import AgentRouter, Assignment
+from warmprefix_chain_of_agents.turns import AgentTurn, ChainQuestion, ChainSetup, Turns
+from warmprefix_openai import CallFailedError
+from warmprefix_routing import Assignment
 
-__all__ = ["ChainQuestion", "Mode", "OnFailure", "Run", "RunEvent", "RunOptions"]
+__all__ = ["Run", "RunEvent"]
 
-Mode = Literal["chain", "map"]
-OnFailure = Literal["skip", "raise"]
 RunEvent = ChainProgress | str
 """An event of a run; a str is a piece of the manager's answer."""
 
 _MAX_REFUSALS = 2
 """Agents that may refuse a segment until it is skipped. Dead ones, and those that refuse everything, do not count."""
-
-
-class ChainQuestion(NamedTuple):
-    """The arguments of one run."""
-
-    text: str
-    documents: Sequence[ContextBlock]
-    """In relevance order; at least one, none of them blank."""
-    conversation: str | None
-    tenant: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class RunOptions:
-    """The options of all runs of a chain; `ChainOfAgents` documents them."""
-
-    mode: Mode
-    on_failure: OnFailure
-    together: bool | None
-    max_segment_tokens: int
-    concurrency: int
-    timeout: float | None
-    retries: Retries
-    prompts: Prompts
 
 
 class _Segment(NamedTuple):
@@ -80,9 +52,6 @@ class _Done(NamedTuple):
     report: AgentReport
     unit: Unit | None
     """None if the agent failed."""
-    unreachable: bool = False
-    refused: bool = False
-    """True if the documents may be the reason."""
 
 
 class Run:
@@ -90,35 +59,25 @@ class Run:
 
     def __init__(
         self,
+        setup: ChainSetup,
         question: ChainQuestion,
-        manager: Manager,
-        crew: Crew,
-        turns: Turns,
-        options: RunOptions,
         threads: Executor,
         report: Callable[[RunEvent], None],
         *,
         streaming: bool,
     ) -> None:
         """Prepare the run. `report` gets every event, in the event loop's thread, and must not fail."""
+        self._setup = setup
         self._question = question
-        self._manager = manager
-        self._crew = crew
-        self._router: AgentRouter = crew.router
-        self._turns = turns
-        self._options = options
+        self._crew = setup.crew
+        self._router = setup.crew.router
+        self._turns = Turns(setup, question, threads, lambda agent, e: self._report_step("retrying", agent, error=e))
         self._report = report
         self._streaming = streaming
-        self._asking = Asking(
-            threads,
-            options.timeout,
-            options.retries,
-            lambda agent, error: self._report_step("retrying", agent, error=error),
-        )
-        self._slots = asyncio.Semaphore(options.concurrency)
-        self._chats = {name: asyncio.Lock() for name in crew.workers}
-        in_one_prompt = question.conversation is not None or options.mode == "chain"
-        self._together = in_one_prompt if options.together is None else options.together
+        self._slots = asyncio.Semaphore(setup.concurrency)
+        self._chats = {name: asyncio.Lock() for name in setup.crew.workers}
+        in_one_prompt = question.conversation is not None or setup.mode == "chain"
+        self._together = in_one_prompt if setup.together is None else setup.together
         self._open: dict[tuple[int, ...], _Segment] = {}
         """Segments that were neither committed nor abandoned, by place."""
         self._done: list[_Done] = []
@@ -135,7 +94,7 @@ class Run:
         """
         try:
             segments = self._assigned()
-            if self._options.mode == "map":
+            if self._setup.mode == "map":
                 await self._read_all(segments)
             else:
                 await self._read_in_turn(segments)
@@ -146,7 +105,7 @@ class Run:
         units = [done.unit for done in self._done if done.unit is not None]
         if self._skipped and not units:
             raise self._workers_failed()
-        return await self._answered(units if self._options.mode == "map" else units[-1:])
+        return await self._answered(units if self._setup.mode == "map" else units[-1:])
 
     def _assigned(self) -> list[_Segment]:
         documents = list(dict.fromkeys(self._question.documents))
@@ -169,11 +128,10 @@ class Run:
             assignment = self._crew.assign(blocks, among, conversation, tenant, together=self._together)
         if assignment is None:
             return []
+        max_tokens = 3 * self._setup.max_chat_tokens // 4  # the rest is for the other parts of the prompt
         if self._together:
             prompts = [
-                (agent, part)
-                for agent, read in assignment.segments.items()
-                for part in _parts(read, self._options.max_segment_tokens)
+                (agent, part) for agent, read in assignment.segments.items() for part in _parts(read, max_tokens)
             ]
         else:
             prompts = [(assigned.agent, (assigned.block,)) for assigned in assignment.blocks]
@@ -214,14 +172,14 @@ class Run:
             unit = done.unit or unit
 
     async def _read_one(self, segment: _Segment, previous: Unit | None) -> _Done:
-        worker, question, prompts = self._crew.workers[segment.agent], self._question, self._options.prompts
+        worker, question, prompts = self._crew.workers[segment.agent], self._question, self._setup.prompts
         blocks, summary = segment.blocks, None if previous is None else previous.text
         # A chat of a conversation has one end to continue from, so its segments are read one after the other.
         chat = nullcontext() if question.conversation is None else self._chats[worker.name]
         async with chat, self._slots:
             if worker.name not in self._crew.live():  # lost while this was waiting: another attempt would fail too
                 gone = CallFailedError(ConnectionError("the agent failed or left before it was asked"), 0)
-                return _Done(segment, _failure(worker, blocks, gone), None, unreachable=True)
+                return _Done(segment, _failure(worker, blocks, gone), None)
             self._report_step("asked", worker.name)
             try:
                 turn = await self._turns.take(
@@ -229,14 +187,9 @@ class Run:
                     prompts.worker_role,
                     blocks,
                     lambda documents: prompts.for_worker(documents, summary, question.text),
-                    self._asking,
-                    conversation=question.conversation,
-                    tenant=question.tenant,
                 )
             except CallFailedError as failed:
-                dead = is_unreachable(failed.error)
-                refused = not dead and not refuses_all(failed.error)
-                return _Done(segment, _failure(worker, blocks, failed), None, dead, refused)
+                return _Done(segment, _failure(worker, blocks, failed), None)
         self._router.commit(segment.assignment, segment.agent, turn.report, blocks=blocks, plan=turn.plan)
         del self._open[segment.place]
         labels = tuple(planned.label for planned in sorted(turn.plan.blocks, key=lambda planned: planned.rank))
@@ -246,42 +199,35 @@ class Run:
         """Report the outcome of a segment, and return the segments that replace it."""
         self._done.append(done)
         segment, report = done.segment, done.report
-        if done.unit is not None:
+        if (error := report.error) is None:
             self._read += len(report.blocks)
             self._report_step("read", report.agent, report)
             return []
-        self._report_step("failed", report.agent, report, report.error)
-        if done.unreachable:
+        self._report_step("failed", report.agent, report, error)
+        is_dead = is_unreachable(error)
+        if is_dead:
             self._crew.lost(segment.agent)
         self._router.abandon(segment.assignment, segment.agent, blocks=segment.blocks)
         del self._open[segment.place]
-        refusals = segment.refusals + done.refused
+        refusals = segment.refusals + (not is_dead and not refuses_all(error))
         if refusals < _MAX_REFUSALS:
             others = [name for name in segment.assignment.agents if name != segment.agent]
             if again := self._shared_out(segment.blocks, others, segment.place, refusals):
                 return again
         self._skipped += report.blocks
         self._report_step("skipped", report.agent)
-        if self._options.on_failure == "raise":
+        if self._setup.on_failure == "raise":
             raise self._workers_failed()
         return []
 
     async def _answered(self, units: Sequence[Unit]) -> ChainAnswer:
-        manager, question, prompts = self._manager, self._question, self._options.prompts
-        message = prompts.for_manager(units, len(self._skipped), question.text)
+        manager, prompts = self._setup.manager, self._setup.prompts
+        message = prompts.for_manager(units, len(self._skipped), self._question.text)
         self._report_step("answering", manager.name)
         reports = tuple(done.report for done in self._done)
         try:
-            turn = await self._turns.take(
-                manager,
-                prompts.manager_role,
-                (),
-                lambda _: message,
-                self._asking,
-                conversation=question.conversation,
-                tenant=question.tenant,
-                on_text=self._report if self._streaming else None,
-            )
+            on_text = self._report if self._streaming else None
+            turn = await self._turns.take(manager, prompts.manager_role, (), lambda _: message, on_text)
         except CallFailedError as failed:
             raise ManagerError(_failure(manager, (), failed), reports) from failed.error
         return ChainAnswer(turn.text, reports, _success(manager, (), turn), tuple(self._in_order(self._skipped)))

@@ -4,67 +4,54 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner, EngineReport
 from warmprefix.plan import Placement
-from warmprefix_chain_of_agents.agents import Speaker
+from warmprefix_chain_of_agents.agents import Manager, Speaker
+from warmprefix_chain_of_agents.crew import Crew
 from warmprefix_chain_of_agents.memory import Chat, ChatKey, ChatMemory, ChatMessage
+from warmprefix_chain_of_agents.prompts import Prompts
 from warmprefix_openai import AnswerError, ChatAnswer, ChatAsker, Retries, ask_with_retries, chat_options, may_pass
 
-__all__ = ["AgentTurn", "Asking", "Turns"]
+__all__ = ["AgentTurn", "ChainQuestion", "ChainSetup", "Mode", "OnFailure", "Turns"]
+
+Mode = Literal["chain", "map"]
+OnFailure = Literal["skip", "raise"]
+
+
+@dataclass(frozen=True, slots=True)
+class ChainSetup:
+    """Parts and options of a chain, the same for all of its runs; `ChainOfAgents` documents them."""
+
+    crew: Crew
+    manager: Manager
+    planner: ContextPlanner
+    memory: ChatMemory
+    mode: Mode
+    on_failure: OnFailure
+    together: bool | None
+    order_locked: bool
+    max_chat_tokens: int
+    concurrency: int
+    timeout: float | None
+    retries: Retries
+    prompts: Prompts
+
+
+class ChainQuestion(NamedTuple):
+    """The arguments of one run."""
+
+    text: str
+    documents: Sequence[ContextBlock]
+    """In relevance order; at least one, none of them blank."""
+    conversation: str | None
+    tenant: str | None
 
 
 class NoTextError(AnswerError):
     """An answer was complete and is no text: a tool call, a refusal, or nothing."""
-
-
-class Asking(NamedTuple):
-    """How the agents of one run are asked."""
-
-    threads: Executor
-    """Where blocking clients run."""
-    timeout: float | None
-    """Seconds for a whole attempt; None leaves it to the client, which bounds each silence in any case."""
-    retries: Retries
-    on_retry: Callable[[str, Exception], None]
-    """Called with the agent's name and each failure that another attempt follows."""
-
-    async def ask(
-        self,
-        speaker: Speaker,
-        messages: Sequence[ChatMessage],
-        cache_salt: str | None,
-        on_text: Callable[[str], None] | None,
-    ) -> tuple[ChatAnswer, int]:
-        """Return the answer, which has a text, and the number of attempts.
-
-        `on_text` gets the text as it comes. It cannot be taken back, so after its first call no attempt follows.
-
-        Raises:
-            CallFailedError: There is no answer.
-        """
-        asker = ChatAsker(speaker.client, timeout=self.timeout, threads=self.threads)
-        options = chat_options(speaker.model, messages, speaker.options, cache_salt)
-        has_text = False
-
-        def report(text: str) -> None:
-            nonlocal has_text
-            if on_text is not None:
-                has_text = True
-                on_text(text)
-
-        async def attempt() -> ChatAnswer:
-            answer = await asker.ask(options, on_text=report)
-            _check_text(answer)
-            return answer
-
-        return await ask_with_retries(
-            attempt,
-            self.retries,
-            may_retry=lambda error: not has_text and may_pass(error),
-            on_retry=lambda error: self.on_retry(speaker.name, error),
-        )
 
 
 def _check_text(answer: ChatAnswer) -> None:
@@ -88,7 +75,7 @@ class AgentTurn(NamedTuple):
 
 
 class Turns:
-    """Takes turns for the agents of one chain, in any number of conversations at once.
+    """Takes the turns of the agents in one run.
 
     An agent's documents are planned in a scope of its own: its name stands for the model. In a conversation they are
     appended to the agent's chat. The planner sees that chat, so it refers only to documents that the chat has in full:
@@ -96,12 +83,24 @@ class Turns:
     """
 
     def __init__(
-        self, planner: ContextPlanner, memory: ChatMemory, max_chat_tokens: int, *, order_locked: bool = False
+        self,
+        setup: ChainSetup,
+        question: ChainQuestion,
+        threads: Executor,
+        on_retry: Callable[[str, Exception], None],
     ) -> None:
-        self._planner = planner
-        self._order_locked = order_locked
-        self._memory = memory
-        self._max_chat_tokens = max_chat_tokens
+        """Prepare the turns.
+
+        Args:
+            setup: The chain.
+            question: The run's arguments.
+            threads: Where blocking clients run.
+            on_retry: Called with the agent's name and each failure that another attempt follows.
+        """
+        self._setup = setup
+        self._question = question
+        self._threads = threads
+        self._on_retry = on_retry
 
     async def take(
         self,
@@ -109,36 +108,66 @@ class Turns:
         role: str,
         blocks: Sequence[ContextBlock],
         user_message: Callable[[str], str],
-        asking: Asking,
-        *,
-        conversation: str | None,
-        tenant: str | None,
         on_text: Callable[[str], None] | None = None,
     ) -> AgentTurn:
         """Plan, ask, and commit; abandon if there was no answer, for whatever reason.
 
         Of two turns of one chat at once, each is asked after the chat as it was, and the one that ends first is
-        remembered. `user_message` makes the message around the arranged documents.
+        remembered. `user_message` makes the message around the arranged documents. `on_text` gets the text as it comes.
 
         Raises:
             CallFailedError: There was no answer.
         """
-        key = None if conversation is None else ChatKey(tenant, conversation, speaker.name)
-        kept = None if key is None else self._memory.load(key)
-        plan, chat, message = await self._prompt(speaker.name, role, blocks, user_message, tenant, kept)
+        planner, memory, conversation = self._setup.planner, self._setup.memory, self._question.conversation
+        key = None if conversation is None else ChatKey(self._question.tenant, conversation, speaker.name)
+        kept = None if key is None else memory.load(key)
+        plan, chat, message = await self._prompt(speaker.name, role, blocks, user_message, kept)
         try:
             messages = [_system(role), *chat.messages, {"role": "user", "content": message}]
             salt = plan.cache_salt if speaker.cache_salt else None
-            answer, attempts = await asking.ask(speaker, messages, salt, on_text)
+            answer, attempts = await self._ask(speaker, messages, salt, on_text)
         except BaseException:
-            self._planner.abandon(plan)
+            planner.abandon(plan)
             raise
         text = answer.text or ""
         report = EngineReport(answer.cached_tokens, answer.prompt_tokens, answer.ttft)
-        self._planner.commit(plan, report=report)
+        planner.commit(plan, report=report)
         if key is not None and kept is not None:
-            self._memory.save(key, chat.extended(message, text), instead_of=kept)
+            memory.save(key, chat.extended(message, text), instead_of=kept)
         return AgentTurn(answer, text, attempts, plan, report)
+
+    async def _ask(
+        self,
+        speaker: Speaker,
+        messages: Sequence[ChatMessage],
+        cache_salt: str | None,
+        on_text: Callable[[str], None] | None,
+    ) -> tuple[ChatAnswer, int]:
+        """Return the answer, which has a text, and the number of attempts.
+
+        A text that `on_text` got cannot be taken back, so after its first call no attempt follows.
+        """
+        asker = ChatAsker(speaker.client, timeout=self._setup.timeout, threads=self._threads)
+        options = chat_options(speaker.model, messages, speaker.options, cache_salt)
+        has_text = False
+
+        def report(text: str) -> None:
+            nonlocal has_text
+            if on_text is not None:
+                has_text = True
+                on_text(text)
+
+        async def attempt() -> ChatAnswer:
+            answer = await asker.ask(options, on_text=report)
+            _check_text(answer)
+            return answer
+
+        return await ask_with_retries(
+            attempt,
+            self._setup.retries,
+            may_retry=lambda error: not has_text and may_pass(error),
+            on_retry=lambda error: self._on_retry(speaker.name, error),
+        )
 
     async def _prompt(
         self,
@@ -146,33 +175,31 @@ class Turns:
         role: str,
         blocks: Sequence[ContextBlock],
         user_message: Callable[[str], str],
-        tenant: str | None,
         chat: Chat | None,
     ) -> tuple[ContextPlan, Chat, str]:
         """Return the plan, the chat in front of it, and the user's message. A chat that gets too long begins again."""
-        history = None if chat is None else [_system(role), *chat.messages]
         placement: Placement = "head" if chat is None else "tail"
         # The prompts describe the documents as labelled, and name the labels.
-        plan = await self._planner.aplan(
+        plan = await self._setup.planner.aplan(
             blocks,
             placement=placement,
-            history=history,
-            tenant=tenant,
+            history=None if chat is None else [_system(role), *chat.messages],
+            tenant=self._question.tenant,
             model=agent,
             preamble=role,
-            order_locked=self._order_locked,
+            order_locked=self._setup.order_locked,
             annotate="both",
         )
+        earlier = Chat() if chat is None else chat
         try:
             text = user_message(plan.render())
-            earlier = Chat() if chat is None else chat
-            if not earlier.messages or earlier.tokens + ContextBlock(text).tokens <= self._max_chat_tokens:
+            if not earlier.messages or earlier.tokens + ContextBlock(text).tokens <= self._setup.max_chat_tokens:
                 return plan, earlier, text
         except BaseException:
-            self._planner.abandon(plan)
+            self._setup.planner.abandon(plan)
             raise
-        self._planner.abandon(plan)
-        return await self._prompt(agent, role, blocks, user_message, tenant, Chat())
+        self._setup.planner.abandon(plan)
+        return await self._prompt(agent, role, blocks, user_message, Chat())
 
 
 def _system(role: str) -> ChatMessage:

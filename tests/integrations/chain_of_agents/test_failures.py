@@ -123,8 +123,8 @@ async def test_an_agent_that_dies_while_it_is_asked(
         base_url = f"http://127.0.0.1:{port}/v1"
 
     chain = ChainOfAgents(
-        [*team.chain._crew.workers.values(), Worker("doomed", connect_async(Doomed), "m")],
-        team.chain._manager,
+        [*team.chain._setup.crew.workers.values(), Worker("doomed", connect_async(Doomed), "m")],
+        team.chain._setup.manager,
         mode="map",
         retries=AT_ONCE,
     )
@@ -141,7 +141,7 @@ def test_an_agent_that_was_lost_is_given_another_chance(start_team: Any, documen
     team = start_team(workers=2, recovery=0.0)
     team.chain.router.fail("w0")
     assert {report.agent for report in team.chain.run(QUESTION, documents(6)).workers} == {"w1"}
-    team.chain._crew.lost("w0")
+    team.chain._setup.crew.lost("w0")
     assert {report.agent for report in team.chain.run(QUESTION, documents(6)).workers} == {"w0", "w1"}
 
 
@@ -160,7 +160,7 @@ def test_who_was_lost_by_another_chain_is_given_another_chance(start_team: Any, 
 def test_if_all_were_lost_all_are_tried(start_team: Any, documents: Any) -> None:
     team = start_team(workers=2, recovery=3600.0)
     for name in team.workers:
-        team.chain._crew.lost(name)
+        team.chain._setup.crew.lost(name)
     assert read_by(team.chain.run(QUESTION, documents(4))).keys() == {"d0", "d1", "d2", "d3"}
 
 
