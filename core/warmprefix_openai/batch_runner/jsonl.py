@@ -9,53 +9,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from warmprefix.batch import BatchPlan, PlannedRequest
-from warmprefix.errors import BatchFileError, check_count
-from warmprefix_openai.batch_runner.journal import BatchResult, Messages
-from warmprefix_openai.outputs import text_file
+from warmprefix.batch import BatchPlan
+from warmprefix.errors import BatchFileError
+from warmprefix_openai.batch_runner.journal import BatchResult
 
-__all__ = ["file_ends", "read_answers", "write_requests"]
-
-
-def write_requests(
-    batch: BatchPlan,
-    path: str | os.PathLike[str],
-    model: str,
-    endpoint: str,
-    max_requests: int | None,
-    max_bytes: int | None,
-    messages: Messages,
-    body: Mapping[str, Any],
-) -> tuple[Path, ...]:
-    """Write a batch as files; `BatchRunner.write_jsonl` documents the arguments."""
-    if not endpoint.endswith("/chat/completions"):
-        raise ValueError(f"endpoint must end with /chat/completions, because the requests are chats, got {endpoint!r}")
-    check_count("max_requests", max_requests, optional=True)
-    check_count("max_bytes", max_bytes, optional=True)
-    if body.get("stream"):
-        raise ValueError(f"stream must be left out of a batch file, got {body['stream']!r}")
-
-    def line(planned: PlannedRequest) -> str:
-        asked: dict[str, Any] = {**body, "model": model, "messages": list(messages(planned))}
-        if planned.cache_salt is not None:
-            asked["cache_salt"] = planned.cache_salt
-        return json.dumps({"custom_id": planned.id, "method": "POST", "url": endpoint, "body": asked}) + "\n"
-
-    sizes = [len(line(planned)) for planned in batch] if max_bytes is not None else [0] * len(batch)
-    costs = [planned.saved_tokens if planned.warmed_by is not None else 0 for planned in batch]
-    for planned, size in zip(batch, sizes, strict=True):
-        if max_bytes is not None and size > max_bytes:
-            raise ValueError(f"max_bytes must be {size} or more, for request {planned.id!r} alone, got {max_bytes}")
-    written: list[Path] = []
-    start = 0
-    for end in file_ends(sizes, costs, max_requests, max_bytes):
-        file = _numbered(Path(path), len(written) + 1)
-        with text_file(file) as write:
-            for planned in batch.requests[start:end]:
-                write(line(planned))
-        written.append(file)
-        start = end
-    return tuple(written)
+__all__ = ["file_ends", "numbered", "read_answers"]
 
 
 def file_ends(
@@ -85,7 +43,7 @@ def file_ends(
         start = end
 
 
-def _numbered(path: Path, number: int) -> Path:
+def numbered(path: Path, number: int) -> Path:
     """Return the path itself for the first file, then `night-2.jsonl` and so on."""
     if number == 1:
         return path

@@ -1,54 +1,24 @@
-"""What one replica has to do in a run of a batch, and how it is asked."""
+"""What one replica has to do in a run of a batch, and how it has answered."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from warmprefix.batch import BatchPlan, PlannedRequest
-from warmprefix_openai.asking import CallFailedError, ChatAsker, ask_with_retries, could_not_connect
-from warmprefix_openai.batch_runner.journal import BatchResult, Messages
-from warmprefix_openai.batch_runner.primes import BatchPrimer
+from warmprefix_openai.asking import could_not_connect
+from warmprefix_openai.batch_runner.asker import Asker
 from warmprefix_openai.batch_runner.start_order import StartOrder, planned_holders
-from warmprefix_openai.completion import chat_options
-from warmprefix_openai.retry import Retries, status_of
+from warmprefix_openai.retry import status_of
 
-__all__ = ["MAX_REFUSED_IN_A_ROW", "Asker", "ReplicaRun", "StartedRequest"]
+__all__ = ["MAX_REFUSED_IN_A_ROW", "ReplicaRun", "StartedRequest"]
 
 MAX_REFUSED_IN_A_ROW = 10
 """Failures in a row that concern all requests; after them a replica that had answers before is lost."""
 
 _OF_ALL = frozenset({401, 402, 403, 404, 405})
 """Statuses that are about the key, the model or the address, and not about the one request."""
-
-
-class Asker(NamedTuple):
-    """Asks one model through one client, all requests with the same options."""
-
-    chat: ChatAsker
-    model: str
-    options: Mapping[str, Any]
-    messages: Messages
-    retries: Retries
-    primer: BatchPrimer
-
-    async def ask(
-        self, planned: PlannedRequest, prefilled: Callable[[], object]
-    ) -> tuple[BatchResult, Exception | None]:
-        """Ask until there is an answer or no hope; return the result and the last attempt's failure.
-
-        `prefilled` is called at the first token. A failure that is not about the call, such as an option that the
-        client does not have, is raised as it is.
-        """
-        options = chat_options(self.model, self.messages(planned), self.options, planned.cache_salt)
-        try:
-            answer, attempts = await ask_with_retries(lambda: self.chat.ask(options, on_start=prefilled), self.retries)
-        except CallFailedError as failed:
-            error = failed.error
-            kind = "TimeoutError" if isinstance(error, TimeoutError) else type(error).__name__
-            return BatchResult(planned, None, f"{kind}: {error}", failed.attempts, None), error
-        return BatchResult(planned, answer.completion, None, attempts, answer.ttft), None
 
 
 class StartedRequest(NamedTuple):
@@ -86,7 +56,7 @@ class ReplicaRun:
     def add(self, part: BatchPlan) -> None:
         """Add requests, which start after those that it has already."""
         order = StartOrder(part.requests, planned_holders(part.requests), lookahead=(self._concurrency + 1) // 2)
-        self.asker.primer.expect(part.primes)
+        self.asker.expect(part.primes)
         self._parts.append((part, order))
 
     def start(self) -> StartedRequest | None:

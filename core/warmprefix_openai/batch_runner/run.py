@@ -12,6 +12,7 @@ from functools import partial
 
 from warmprefix.batch import BatchPlan, PlannedRequest, Progress
 from warmprefix.errors import BatchError
+from warmprefix_openai.batch_runner.asker import Asker
 from warmprefix_openai.batch_runner.journal import (
     BatchResult,
     Journal,
@@ -20,10 +21,10 @@ from warmprefix_openai.batch_runner.journal import (
     Results,
     digest_of_request,
 )
-from warmprefix_openai.batch_runner.replica_run import MAX_REFUSED_IN_A_ROW, Asker, ReplicaRun, StartedRequest
+from warmprefix_openai.batch_runner.replica_run import MAX_REFUSED_IN_A_ROW, ReplicaRun, StartedRequest
 from warmprefix_openai.shards import part_of, shards_of
 
-__all__ = ["open_journal", "results_of"]
+__all__ = ["BatchRun", "open_journal"]
 
 _MAX_LOSSES = 3
 """Replicas that may be lost while they work on one request; it may be the reason, so it is not asked again."""
@@ -43,68 +44,57 @@ async def open_journal(
     return Journal(path, requests, model=model, options=options, digests=digests)
 
 
-async def results_of(
-    batch: BatchPlan,
-    askers: Sequence[Asker],
-    opening: Callable[[], Awaitable[Journal]] | None,
-    concurrency: int,
-    ordered: bool,
-    progress: Progress,
-) -> AsyncGenerator[BatchResult, None]:
-    """Run the batch and yield its results, as `BatchRunner.run` documents."""
-    results: Results = MemoryResults() if opening is None else await opening()
-    with closing(results):
-        for id in results.answered:
-            batch.owner.abandon(batch[id].plan)  # this run does not send the prompt
-            await asyncio.sleep(0)
-        run = _Run(batch, askers, results, concurrency, ordered, progress)
-        try:
-            run.report_progress()
-            run.start_ready()
-            while True:
-                for id in run.due():
-                    await asyncio.sleep(0)  # many may be due, and other tasks want to run meanwhile
-                    yield results.take(id)
-                if not run.is_running:
-                    break
-                await run.changed.wait()
-                run.changed.clear()
-            if run.failure is not None:
-                raise run.failure
-        finally:
-            await run.stop()
-
-
-class _Run:
+class BatchRun:
     """The tasks of one run, in one event loop: which of them start, and how their ends affect the others."""
 
+    _results: Results
+
     def __init__(
-        self,
-        batch: BatchPlan,
-        askers: Sequence[Asker],
-        results: Results,
-        concurrency: int,
-        ordered: bool,
-        progress: Progress,
+        self, batch: BatchPlan, askers: Sequence[Asker], concurrency: int, ordered: bool, progress: Progress
     ) -> None:
-        answered = results.answered
-        self.changed = asyncio.Event()
+        """Prepare the run; `results` starts it."""
+        self._changed = asyncio.Event()
         """Set when a task has ended."""
-        self.failure: BaseException | None = None
+        self._failure: BaseException | None = None
         """The reason why the run ended early."""
         self._batch = batch
-        self._results = results
         self._ordered = ordered
         self._progress = progress
-        self._finished = set(answered)
-        self._turns = deque(id for id in batch.positions if ordered or id in answered)
         self._losses = Counter[str]()
         self._moved: dict[str, PlannedRequest] = {}
         """Requests that were in flight at a replica that was lost, and have not started again."""
         self._stopping = False
         self._replicas = [ReplicaRun(asker, concurrency) for asker in askers]
-        # The cache may have lost the prefixes of an earlier run, so the rest is a batch of its own.
-        self._deal(part_of(batch, [planned for planned in batch if planned.id not in answered]) if answered else batch)
+
+    async def results(self, opening: Callable[[], Awaitable[Journal]] | None) -> AsyncGenerator[BatchResult, None]:
+        """Run the batch and yield its results, as `BatchRunner.run` documents."""
+        batch = self._batch
+        self._results = MemoryResults() if opening is None else await opening()
+        with closing(self._results):
+            answered = self._results.answered
+            for id in answered:
+                batch.owner.abandon(batch[id].plan)  # this run does not send the prompt
+                await asyncio.sleep(0)
+            self._finished = set(answered)
+            self._turns = deque(id for id in batch.positions if self._ordered or id in answered)
+            # The cache may have lost the prefixes of an earlier run, so the rest is a batch of its own.
+            left = [planned for planned in batch if planned.id not in answered]
+            self._deal(part_of(batch, left) if answered else batch)
+            try:
+                self._report_progress()
+                self._start_ready()
+                while True:
+                    for id in self._due():
+                        await asyncio.sleep(0)  # many may be due, and other tasks want to run meanwhile
+                        yield self._results.take(id)
+                    if not self._is_running:
+                        break
+                    await self._changed.wait()
+                    self._changed.clear()
+                if self._failure is not None:
+                    raise self._failure
+            finally:
+                await self._stop()
 
     def _deal(self, part: BatchPlan) -> None:
         """Give each replica that is left its share of some requests."""
@@ -114,11 +104,11 @@ class _Run:
             replica.add(shard)
 
     @property
-    def is_running(self) -> bool:
+    def _is_running(self) -> bool:
         """True while requests are in flight."""
         return any(replica.tasks for replica in self._replicas)
 
-    async def stop(self) -> None:
+    async def _stop(self) -> None:
         """Cancel the tasks that are left, and wait until they have ended."""
         self._stopping = True
         tasks = self._cancelled_tasks()
@@ -132,17 +122,17 @@ class _Run:
             task.cancel()
         return tasks
 
-    def due(self) -> Iterator[str]:
+    def _due(self) -> Iterator[str]:
         """Yield the ids whose turn has come; after a failure, all that are finished."""
         while self._turns:
             if self._turns[0] in self._finished:
                 yield self._turns.popleft()
-            elif self.failure is not None and not self.is_running:
+            elif self._failure is not None and not self._is_running:
                 self._turns.popleft()
             else:
                 return
 
-    def start_ready(self) -> None:
+    def _start_ready(self) -> None:
         """Start as many requests as may run."""
         for replica in self._replicas:
             while not self._stopping and (started := replica.start()) is not None:
@@ -156,7 +146,7 @@ class _Run:
         planned = started.planned
         owner = self._batch.owner
         try:
-            await replica.asker.primer.send_before(planned)
+            await replica.asker.prime(planned)
             result, error = await replica.asker.ask(planned, partial(self._prefilled, started))
         except BaseException:
             if not replica.lost:
@@ -190,11 +180,11 @@ class _Run:
         self._finished.add(result.id)
         if not self._ordered:
             self._turns.append(result.id)
-        self.report_progress()
+        self._report_progress()
 
     def _prefilled(self, started: StartedRequest) -> None:
         started.prefilled()
-        self.start_ready()
+        self._start_ready()
 
     def _lose(self, replica: ReplicaRun, planned: PlannedRequest, result: BatchResult) -> None:
         """Cancel what the replica works on. Once that has ended, `_task_done` moves its requests."""
@@ -229,7 +219,7 @@ class _Run:
 
     def _task_done(self, replica: ReplicaRun, task: asyncio.Task[None]) -> None:
         planned = replica.tasks.pop(task)
-        self.changed.set()
+        self._changed.set()
         if task.cancelled():
             if replica.lost:
                 self._interrupt(replica, planned)
@@ -241,14 +231,14 @@ class _Run:
             return
         if replica.lost and not replica.tasks:
             self._move(replica)
-        self.start_ready()
+        self._start_ready()
 
     def _fail(self, error: BaseException) -> None:
         """End the run with the first failure; finished results are handed out before it is raised."""
-        if self.failure is None and not self._stopping:
-            self.failure = error
+        if self._failure is None and not self._stopping:
+            self._failure = error
         self._stopping = True
         self._cancelled_tasks()
 
-    def report_progress(self) -> None:
+    def _report_progress(self) -> None:
         self._progress("requests", len(self._finished), len(self._batch))

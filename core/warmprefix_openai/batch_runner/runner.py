@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -12,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from warmprefix.batch import BatchPlan, PlannedRequest, Progress, no_progress
 from warmprefix.errors import check_count
 from warmprefix_openai.batch_runner.journal import BatchResult, Messages, digest_of_options
-from warmprefix_openai.batch_runner.jsonl import read_answers, write_requests
+from warmprefix_openai.batch_runner.jsonl import file_ends, numbered, read_answers
+from warmprefix_openai.outputs import text_file
 from warmprefix_openai.primer import PrimeStats
 from warmprefix_openai.retry import Retries
 
@@ -85,9 +87,8 @@ class BatchRunner:
             MissingExtraError: The extra `openai` is not installed.
         """
         from warmprefix_openai.asking import ChatAsker
-        from warmprefix_openai.batch_runner.primes import BatchPrimer
-        from warmprefix_openai.batch_runner.replica_run import Asker
-        from warmprefix_openai.batch_runner.run import open_journal, results_of
+        from warmprefix_openai.batch_runner.asker import Asker
+        from warmprefix_openai.batch_runner.run import BatchRun, open_journal
 
         check_count("concurrency", concurrency)
         if not isinstance(model, str):
@@ -101,15 +102,13 @@ class BatchRunner:
         clients = list(client) if isinstance(client, Sequence) else [client]
         if not clients:
             raise ValueError(f"client must be at least one client, got {client!r}")
-        askers: list[Asker] = []
-        for one in clients:
-            engine = ChatAsker(one, timeout=timeout)
-            primer = BatchPrimer(engine, model, request, chat, self._prime_counts)
-            askers.append(Asker(engine, model, request, chat, policy, primer))
+        askers = [
+            Asker(ChatAsker(one, timeout=timeout), model, request, chat, policy, self._prime_counts) for one in clients
+        ]
         opening = None
         if journal is not None:
             opening = partial(open_journal, self._batch, journal, model, digest_of_options(request), chat)
-        return results_of(self._batch, askers, opening, concurrency, ordered, progress or no_progress)
+        return BatchRun(self._batch, askers, concurrency, ordered, progress or no_progress).results(opening)
 
     def write_jsonl(
         self,
@@ -143,7 +142,36 @@ class BatchRunner:
             OutputError: A file can't be written.
         """
         chat = PlannedRequest.messages if messages is None else messages
-        return write_requests(self._batch, path, model, endpoint, max_requests, max_bytes, chat, body)
+        if not endpoint.endswith("/chat/completions"):
+            raise ValueError(
+                f"endpoint must end with /chat/completions, because the requests are chats, got {endpoint!r}"
+            )
+        check_count("max_requests", max_requests, optional=True)
+        check_count("max_bytes", max_bytes, optional=True)
+        if body.get("stream"):
+            raise ValueError(f"stream must be left out of a batch file, got {body['stream']!r}")
+
+        def line(planned: PlannedRequest) -> str:
+            asked: dict[str, Any] = {**body, "model": model, "messages": list(chat(planned))}
+            if planned.cache_salt is not None:
+                asked["cache_salt"] = planned.cache_salt
+            return json.dumps({"custom_id": planned.id, "method": "POST", "url": endpoint, "body": asked}) + "\n"
+
+        sizes = [len(line(planned)) for planned in self._batch] if max_bytes is not None else [0] * len(self._batch)
+        costs = [planned.saved_tokens if planned.warmed_by is not None else 0 for planned in self._batch]
+        for planned, size in zip(self._batch, sizes, strict=True):
+            if max_bytes is not None and size > max_bytes:
+                raise ValueError(f"max_bytes must be {size} or more, for request {planned.id!r} alone, got {max_bytes}")
+        written: list[Path] = []
+        start = 0
+        for end in file_ends(sizes, costs, max_requests, max_bytes):
+            file = numbered(Path(path), len(written) + 1)
+            with text_file(file) as write:
+                for planned in self._batch.requests[start:end]:
+                    write(line(planned))
+            written.append(file)
+            start = end
+        return tuple(written)
 
     def read_jsonl(self, *paths: str | os.PathLike[str]) -> Iterator[BatchResult]:
         """Read the answers to the files of `write_jsonl`, in the order in which the requests were given.
