@@ -53,7 +53,6 @@ class Exchange:
         *,
         marker: CacheMarker | None,
         on_error: Callable[[str], object],
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._sent = sent
         self._plan = plan
@@ -63,8 +62,7 @@ class Exchange:
         self._refused: MarkedBody | None = None
         """The marks that an answer may have refused."""
         self._on_error = on_error
-        self._clock = clock
-        self._began = clock()
+        self._began = time.perf_counter()
         self._status: int | None = None
         self._reader: AnswerReader | None = None
         self._is_whole = False
@@ -82,7 +80,7 @@ class Exchange:
 
     def sending(self) -> None:
         """Note that the request is sent now."""
-        self._began = self._clock()
+        self._began = time.perf_counter()
 
     def answered(self, status: int) -> OutgoingRequest | None:
         """Note the status of an answer; return a request to send once more, without refused fields, or None."""
@@ -102,7 +100,7 @@ class Exchange:
         if 200 <= status < 300:
             sent = self._outgoing
             if is_stream(headers.get("content-type", ""), asked=sent is not None and sent.streams):
-                facts = AnswerFacts(self._began, self._clock)
+                facts = AnswerFacts(self._began)
                 self._reader = StreamedAnswer(hide_usage=sent is not None and sent.hides_usage, facts=facts)
             else:
                 self._reader = WholeAnswer()

@@ -84,16 +84,8 @@ class EngineLink:
         """
         if token_ids not in (None, "vllm", "sglang"):
             raise ValueError(f"token_ids must be 'vllm', 'sglang' or None, got {token_ids!r}")
-        metrics, primer = EngineMetrics(planner), Primer(planner, primes)
-        self._tracker = PlanTracker(planner, metrics, primer)
-        self._writer = LinkWriter(
-            self._tracker,
-            planner,
-            metrics,
-            primer,
-            cache_salt=cache_salt,
-            token_ids=token_ids,
-        )
+        self._tracker = PlanTracker(planner, EngineMetrics(planner), Primer(planner, primes))
+        self._writer = LinkWriter(self._tracker, cache_salt=cache_salt, token_ids=token_ids)
 
     def http_client(self, **options: Any) -> LinkClient:
         """Return a client for `OpenAI(http_client=...)`: an `openai.DefaultHttpxClient` with these options.
@@ -149,7 +141,7 @@ class EngineLink:
 
     def prime_stats(self) -> PrimeStats:
         """Return the counts of the primes since the start."""
-        return self._writer.primer.stats()
+        return self._tracker.primer.stats()
 
     def mark_stats(self) -> MarkStats:
         """Return the counts of cache marks since the start; all zero for a planner whose profile has no marks."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextvars import ContextVar
+from dataclasses import dataclass
 from math import inf
 from typing import Literal
 
@@ -19,25 +20,25 @@ _MAX_PLANS = 4_096
 """Plans that are kept, and of them those that wait for another attempt; beyond it the oldest are dropped."""
 
 
+@dataclass(eq=False, slots=True)
 class SentPlan:
     """A plan and its state. Only a `PlanBook` changes it."""
 
-    def __init__(self, plan: ContextPlan) -> None:
-        self.id = plan.id
-        self.plan: ContextPlan | None = plan
-        """None once the plan is over: its texts are not kept."""
-        self.cache_salt = plan.cache_salt
-        self.state: Literal["ready", "taken", "failed", "answered", "over"] = "ready"
-        self.answer: object = None
-        """When "answered": the commit to make if the block ends without an exception."""
-        self.dropped = False
-        """True if an exception left a block of `sending` while a request had the plan: its answer does not count."""
-        self.deadline = 0.0
-        """When "failed": the time until which another attempt may come."""
-        self.open_blocks = 0
-        """Number of open blocks of `sending` with this plan; while there is one, another attempt may come."""
-        self.was_taken = False
-        """True if any request had the plan."""
+    id: str
+    cache_salt: str | None
+    plan: ContextPlan | None
+    """None once the plan is over: its texts are not kept."""
+    state: Literal["ready", "taken", "failed", "answered", "over"] = "ready"
+    answer: object = None
+    """When "answered": the commit to make if the block ends without an exception."""
+    dropped: bool = False
+    """True if an exception left a block of `sending` while a request had the plan: its answer does not count."""
+    deadline: float = 0.0
+    """When "failed": the time until which another attempt may come."""
+    open_blocks: int = 0
+    """Number of open blocks of `sending` with this plan; while there is one, another attempt may come."""
+    was_taken: bool = False
+    """True if any request had the plan."""
 
     @property
     def is_sending(self) -> bool:
@@ -58,7 +59,7 @@ class PlanBook:
         with self._lock:
             sent = self._sent.get(plan.id)
             if sent is None:
-                sent = SentPlan(plan)
+                sent = SentPlan(plan.id, plan.cache_salt, plan)
                 self._sent.put(plan.id, sent, plan.scope.tenant)
                 if len(self._sent) > _MAX_PLANS:
                     self._sent.evict()
@@ -150,15 +151,15 @@ class PlanBook:
         return len(self._failed)
 
 
+@dataclass(eq=False, slots=True)
 class Sending:
     """A plan that requests made in this context may carry, and the one of the block around it."""
 
-    def __init__(self, book: PlanBook, sent: SentPlan, outer: Sending | None) -> None:
-        self.book = book
-        self.sent = sent
-        self.outer = outer
-        self.is_open = True
-        """False once the block ended: a task keeps the context that it was started in, however long it runs."""
+    book: PlanBook
+    sent: SentPlan
+    outer: Sending | None
+    is_open: bool = True
+    """False once the block ended: a task keeps the context that it was started in, however long it runs."""
 
 
 sending_now: ContextVar[Sending | None] = ContextVar("warmprefix_sending", default=None)

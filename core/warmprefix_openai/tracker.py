@@ -85,9 +85,9 @@ class PlanTracker:
     """
 
     def __init__(self, planner: ContextPlanner, metrics: EngineMetrics, primer: Primer) -> None:
-        self._planner = planner
-        self._metrics = metrics
-        self._primer = primer
+        self.planner = planner
+        self.metrics = metrics
+        self.primer = primer
         self.book = PlanBook()
         self._counts: Counter[str] = Counter()
         self._settling: set[asyncio.Task[None]] = set()
@@ -181,7 +181,7 @@ class PlanTracker:
             self._watch()
             return None if displaced is None else Verdict(*displaced, "abandon")
         self.book.end(verdict.sent)
-        self._primer.learn(verdict.report)
+        self.primer.learn(verdict.report)
         if verdict.unread:
             self.count("unread_answers")
         return verdict
@@ -189,10 +189,10 @@ class PlanTracker:
     def _notify_planner(self, verdict: Verdict) -> None:
         try:
             if verdict.step in _COMMITS:
-                recorded = self._planner.commit(verdict.plan, report=self._metrics.added_to(verdict.report))
+                recorded = self.planner.commit(verdict.plan, report=self.metrics.added_to(verdict.report))
                 self.count("commits", *(() if recorded else ("refused_commits",)))
             else:
-                self._planner.abandon(verdict.plan)
+                self.planner.abandon(verdict.plan)
                 self.count("abandons")
         except Exception:
             self.degrade(f"the planner failed to {verdict.step} a plan")
@@ -201,10 +201,10 @@ class PlanTracker:
         begun.append(True)
         try:
             if verdict.step in _COMMITS:
-                recorded = await self._planner.acommit(verdict.plan, report=self._metrics.added_to(verdict.report))
+                recorded = await self.planner.acommit(verdict.plan, report=self.metrics.added_to(verdict.report))
                 self.count("commits", *(() if recorded else ("refused_commits",)))
             else:
-                await self._planner.aabandon(verdict.plan)
+                await self.planner.aabandon(verdict.plan)
                 self.count("abandons")
         except Exception:
             self.degrade(f"the planner failed to {verdict.step} a plan")
@@ -212,7 +212,7 @@ class PlanTracker:
     def _withdraw(self, verdict: Verdict) -> None:
         if verdict.step in _COMMITS and verdict.plan.tracked:
             try:
-                self._planner.withdraw(verdict.plan)
+                self.planner.withdraw(verdict.plan)
                 self.count("withdrawn")
             except Exception:  # the caller's cancellation goes on
                 self.degrade("a commit could not be withdrawn")

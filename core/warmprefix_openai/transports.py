@@ -71,7 +71,7 @@ def send(writer: LinkWriter, exchange: Exchange | None, request: Any, forward: C
     if exchange is None:
         return forward(request)
     try:
-        _prime(writer.primer, exchange, request, forward)
+        _prime(tracker.primer, exchange, request, forward)
         exchange.sending()
         response = forward(request)
         while (again := exchange.answered(response.status_code)) is not None:
@@ -94,7 +94,7 @@ async def asend(
     if exchange is None:
         return await forward(request)
     try:
-        await _aprime(writer.primer, exchange, request, forward)
+        await _aprime(tracker.primer, exchange, request, forward)
         exchange.sending()
         response = await forward(request)
         while (again := exchange.answered(response.status_code)) is not None:

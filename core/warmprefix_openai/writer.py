@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from warmprefix.plan import ContextPlan
-from warmprefix_openai.engine_metrics import EngineMetrics
 from warmprefix_openai.exchange import Exchange
 from warmprefix_openai.plans import PLAN_HEADER, SentPlan, plan_in_context
-from warmprefix_openai.primer import Primer
 from warmprefix_openai.tracker import PlanTracker
 from warmprefix_requests import (
     FieldRefusals,
@@ -25,9 +23,6 @@ from warmprefix_requests import (
 from warmprefix_requests.marks import CacheMarker
 from warmprefix_requests.outgoing import TokenIds
 
-if TYPE_CHECKING:
-    from warmprefix.planner import ContextPlanner
-
 __all__ = ["LinkWriter", "with_body"]
 
 Opening = tuple[Any, Exchange | None]
@@ -37,21 +32,10 @@ Opening = tuple[Any, Exchange | None]
 class LinkWriter:
     """Writes the requests of one link. Thread-safe. Nothing that fails in here becomes a failure of a request."""
 
-    def __init__(
-        self,
-        tracker: PlanTracker,
-        planner: ContextPlanner,
-        metrics: EngineMetrics,
-        primer: Primer,
-        *,
-        cache_salt: bool,
-        token_ids: TokenIds | None,
-    ) -> None:
+    def __init__(self, tracker: PlanTracker, *, cache_salt: bool, token_ids: TokenIds | None) -> None:
         self.tracker = tracker
-        self.primer = primer
-        profile = planner.profile
+        profile = tracker.planner.profile
         self.marker = None if profile.marks is None else CacheMarker(profile)
-        self._metrics = metrics
         self._refusals = FieldRefusals()
         self._isolation = profile.isolation
         self._cache_salt = cache_salt
@@ -85,7 +69,7 @@ class LinkWriter:
         else:
             plan = tracker.book.take(sent)
             tracker.count("repeated_plans" if plan is None else "requests")
-            self._metrics.visit(request.url)
+            tracker.metrics.visit(request.url)
         try:
             return self._written(request, asked, sent, plan)
         except BaseException:
@@ -111,7 +95,7 @@ class LinkWriter:
             return _remade(request, outgoing.content), None
         attempt = self._refusals.attempt(outgoing, endpoint)
         exchange = Exchange(sent, plan, asked, attempt, marker=self.marker, on_error=self.tracker.degrade)
-        primes = self.primer.requests(plan, outgoing.plain or outgoing)
+        primes = self.tracker.primer.requests(plan, outgoing.plain or outgoing)
         exchange.primes = tuple([self._refusals.attempt(prime, endpoint) for prime in primes])
         return _remade(request, attempt.request.encode()), exchange
 

@@ -9,7 +9,7 @@ import os
 import sqlite3
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from warmprefix.batch import PlannedRequest
 from warmprefix.errors import BatchFileError
@@ -51,22 +51,12 @@ class BatchResult(ChatFields):
         return self.request.id
 
 
-class Results(Protocol):
-    """Place that takes every request's result once, and returns it once."""
-
-    answered: Collection[str]
-    """Ids of the requests that an earlier run has answered; they are not sent again."""
-
-    def put(self, result: BatchResult) -> None: ...
-    def take(self, id: str) -> BatchResult: ...
-    def close(self) -> None: ...
-
-
 class MemoryResults:
     """Results in memory, until they are taken."""
 
     def __init__(self) -> None:
         self.answered: Collection[str] = ()
+        """Ids of the requests that an earlier run has answered; they are not sent again."""
         self._results: dict[str, BatchResult] = {}
 
     def put(self, result: BatchResult) -> None:
@@ -231,6 +221,10 @@ class Journal:
 
     def _problem(self, problem: str) -> BatchFileError:
         return BatchFileError(self.path, None, problem)
+
+
+Results = MemoryResults | Journal
+"""Place that takes every request's result once, and returns it once."""
 
 
 def digest_of_request(planned: PlannedRequest, messages: Messages) -> bytes:
