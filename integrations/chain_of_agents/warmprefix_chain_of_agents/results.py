@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Literal
 
 from warmprefix import ContextBlock, WarmprefixError
@@ -38,11 +38,7 @@ class Usage:
     """Tokens of the answers."""
 
     def __add__(self, other: Usage) -> Usage:
-        return Usage(
-            _sum(self.prompt_tokens, other.prompt_tokens),
-            _sum(self.cached_tokens, other.cached_tokens),
-            _sum(self.completion_tokens, other.completion_tokens),
-        )
+        return Usage(*map(_sum, astuple(self), astuple(other)))
 
 
 @dataclass(frozen=True, slots=True)

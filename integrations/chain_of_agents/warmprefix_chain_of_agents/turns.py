@@ -74,6 +74,7 @@ class AgentTurn(NamedTuple):
     report: EngineReport
 
 
+@dataclass(frozen=True, slots=True)
 class Turns:
     """Takes the turns of the agents in one run.
 
@@ -82,25 +83,12 @@ class Turns:
     a reference can't leave the prompt that it is in.
     """
 
-    def __init__(
-        self,
-        setup: ChainSetup,
-        question: ChainQuestion,
-        threads: Executor,
-        on_retry: Callable[[str, Exception], None],
-    ) -> None:
-        """Prepare the turns.
-
-        Args:
-            setup: The chain.
-            question: The run's arguments.
-            threads: Where blocking clients run.
-            on_retry: Called with the agent's name and each failure that another attempt follows.
-        """
-        self._setup = setup
-        self._question = question
-        self._threads = threads
-        self._on_retry = on_retry
+    setup: ChainSetup
+    question: ChainQuestion
+    threads: Executor
+    """Where blocking clients run."""
+    on_retry: Callable[[str, Exception], None]
+    """Called with the agent's name and each failure that another attempt follows."""
 
     async def take(
         self,
@@ -118,8 +106,8 @@ class Turns:
         Raises:
             CallFailedError: There was no answer.
         """
-        planner, memory, conversation = self._setup.planner, self._setup.memory, self._question.conversation
-        key = None if conversation is None else ChatKey(self._question.tenant, conversation, speaker.name)
+        planner, memory, conversation = self.setup.planner, self.setup.memory, self.question.conversation
+        key = None if conversation is None else ChatKey(self.question.tenant, conversation, speaker.name)
         kept = None if key is None else memory.load(key)
         plan, chat, message = await self._prompt(speaker.name, role, blocks, user_message, kept)
         try:
@@ -147,7 +135,7 @@ class Turns:
 
         A text that `on_text` got cannot be taken back, so after its first call no attempt follows.
         """
-        asker = ChatAsker(speaker.client, timeout=self._setup.timeout, threads=self._threads)
+        asker = ChatAsker(speaker.client, timeout=self.setup.timeout, threads=self.threads)
         options = chat_options(speaker.model, messages, speaker.options, cache_salt)
         has_text = False
 
@@ -164,9 +152,9 @@ class Turns:
 
         return await ask_with_retries(
             attempt,
-            self._setup.retries,
+            self.setup.retries,
             may_retry=lambda error: not has_text and may_pass(error),
-            on_retry=lambda error: self._on_retry(speaker.name, error),
+            on_retry=lambda error: self.on_retry(speaker.name, error),
         )
 
     async def _prompt(
@@ -180,25 +168,25 @@ class Turns:
         """Return the plan, the chat in front of it, and the user's message. A chat that gets too long begins again."""
         placement: Placement = "head" if chat is None else "tail"
         # The prompts describe the documents as labelled, and name the labels.
-        plan = await self._setup.planner.aplan(
+        plan = await self.setup.planner.aplan(
             blocks,
             placement=placement,
             history=None if chat is None else [_system(role), *chat.messages],
-            tenant=self._question.tenant,
+            tenant=self.question.tenant,
             model=agent,
             preamble=role,
-            order_locked=self._setup.order_locked,
+            order_locked=self.setup.order_locked,
             annotate="both",
         )
         earlier = Chat() if chat is None else chat
         try:
             text = user_message(plan.render())
-            if not earlier.messages or earlier.tokens + ContextBlock(text).tokens <= self._setup.max_chat_tokens:
+            if not earlier.messages or earlier.tokens + ContextBlock(text).tokens <= self.setup.max_chat_tokens:
                 return plan, earlier, text
         except BaseException:
-            self._setup.planner.abandon(plan)
+            self.setup.planner.abandon(plan)
             raise
-        self._setup.planner.abandon(plan)
+        self.setup.planner.abandon(plan)
         return await self._prompt(agent, role, blocks, user_message, Chat())
 
 
