@@ -42,6 +42,8 @@ _CUT_BEHIND_US = ("previous_response_id", "conversation", "truncate_prompt_token
 
 _CUTTING_PLUGINS = ("context-compression",)
 _INSTRUCTIONS = ("system", "developer")
+_CALLS = ("function_call", "custom_tool_call", "tool_use")
+_RESULTS = ("function_call_output", "custom_tool_call_output", "tool_result")
 _MODEL_ITEMS = ("function_call", "custom_tool_call", "reasoning")
 _MAPPING = (dict, Mapping)
 """A plain dict is recognised several times faster than another mapping."""
@@ -114,9 +116,11 @@ def tool_events(route: RewriteRoute, body: Mapping[str, Any]) -> Iterator[MadeCa
             continue
         path = (name, number)
         if route == "responses":
-            yield from _item_events(path, message)
+            yield from _item_events(path, message, "call_id", "call_id", "output")
         elif route == "messages":
-            yield from _block_events(path, message)
+            for place, block in enumerate(_list(message, "content")):
+                if isinstance(block, _MAPPING):
+                    yield from _item_events((*path, "content", place), block, "id", "tool_use_id", "content")
         elif message.get("role") == "assistant":
             for call in _list(message, "tool_calls"):
                 inner = call.get("function", call.get("custom")) if isinstance(call, _MAPPING) else None
@@ -126,33 +130,17 @@ def tool_events(route: RewriteRoute, body: Mapping[str, Any]) -> Iterator[MadeCa
             yield _result((*path, "content"), message.get("tool_call_id"), message.get("content"), message)
 
 
-def _item_events(path: Path, item: Mapping[str, Any]) -> Iterator[MadeCall | GivenResult | HistoryCut]:
+def _item_events(
+    path: Path, item: Mapping[str, Any], call_id: str, answered_id: str, text: str
+) -> Iterator[MadeCall | GivenResult | HistoryCut]:
+    """Yield the event that an item is, if any; the last three are the names of its fields."""
     kind = item.get("type")
-    if kind in ("function_call", "custom_tool_call") and isinstance(item.get("name"), str):
-        yield MadeCall(_id(item.get("call_id")), item["name"], item.get("arguments", item.get("input", "")))
-    elif kind in ("function_call_output", "custom_tool_call_output"):
-        yield _result((*path, "output"), item.get("call_id"), item.get("output"), item)
-    elif _is_compaction(kind):
+    if kind in _CALLS and isinstance(item.get("name"), str):
+        yield MadeCall(_id(item.get(call_id)), item["name"], item.get("arguments", item.get("input", "")))
+    elif kind in _RESULTS:
+        yield _result((*path, text), item.get(answered_id), item.get(text), item)
+    elif isinstance(kind, str) and "compaction" in kind:  # in place of a history: the API ignores all in front of it
         yield HistoryCut()
-
-
-def _block_events(path: Path, message: Mapping[str, Any]) -> Iterator[MadeCall | GivenResult | HistoryCut]:
-    for number, block in enumerate(_list(message, "content")):
-        if not isinstance(block, _MAPPING):
-            continue
-        kind = block.get("type")
-        if kind == "tool_use" and isinstance(block.get("name"), str):
-            yield MadeCall(_id(block.get("id")), block["name"], block.get("input", ""))
-        elif kind == "tool_result":
-            inner = (*path, "content", number, "content")
-            yield _result(inner, block.get("tool_use_id"), block.get("content"), block)
-        elif _is_compaction(kind):
-            yield HistoryCut()
-
-
-def _is_compaction(kind: object) -> bool:
-    """Return True for what stands in place of a summarised history: the API ignores all in front of it."""
-    return isinstance(kind, str) and "compaction" in kind
 
 
 def _result(path: Path, call_id: object, content: object, holder: Mapping[str, Any]) -> GivenResult:

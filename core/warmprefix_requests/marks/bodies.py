@@ -91,10 +91,11 @@ def with_marks(
         rules: What the API allows.
     """
     marked: Any = body
+    text_kind = "input_text" if shape == "responses" else "text"
     for number in sorted(lifetimes, reverse=True):  # from the back, because a cache point moves what follows it
         if found.parts[number].lifetime is None:
             mark = _mark(rules, lifetimes[number])
-            marked = _replaced(marked, found.paths[number], shape, rules.field, mark)
+            marked = _marked(marked, found.paths[number], rules.field, mark, text_kind)
     copy = dict(marked)
     if rules.automatic and shape in ("chat", "responses") and not _has_cache_options(body):
         copy["prompt_cache_options"] = {"mode": "explicit"}
@@ -114,14 +115,13 @@ def without_marks(value: Any) -> Any:
 
 
 def _messages_places(body: Mapping[str, Any]) -> Iterator[_BodyPart]:
-    yield from _listed("tools", body, "tools", -2)
+    yield from _tools(body)
     yield from _content(("system",), "system", -1, body.get("system"))
     yield from _turns(body)
 
 
 def _chat_places(body: Mapping[str, Any]) -> Iterator[_BodyPart]:
-    for path, _, _, tool, mark in _listed("tools", body, "tools", -2):
-        yield _BodyPart(path, "tool definition", -2, tool, mark)
+    yield from _tools(body)
     yield from _turns(body)
 
 
@@ -139,8 +139,7 @@ def _responses_places(body: Mapping[str, Any]) -> Iterator[_BodyPart]:
     for name in ("prompt", "previous_response_id", "conversation"):
         if body.get(name) is not None:
             raise _UnknownShapeError(name)  # a prefix that is not in the body
-    for _, _, _, tool, mark in _listed("tools", body, "tools", -2):
-        yield _BodyPart((), "tool definition", -2, tool, mark)
+    yield from _tools(body)
     if body.get("instructions"):
         yield _BodyPart((), "instructions", -1, str(body["instructions"]))
     given = body.get("input")
@@ -177,10 +176,9 @@ _READERS = {
 }
 
 
-def _listed(name: str, body: Mapping[str, Any], role: str, message: int) -> Iterator[_BodyPart]:
-    for number, value in enumerate(_list(body.get(name) or [])):
-        value = _mapping(value)
-        yield _BodyPart((name, number), role, message, value, _mark_on(value))
+def _tools(body: Mapping[str, Any]) -> Iterator[_BodyPart]:
+    for number, tool in enumerate(_list(body.get("tools") or [])):
+        yield _BodyPart(("tools", number), "tools", -2, _mapping(tool), _mark_on(tool))
 
 
 def _content(path: _Path, role: str, message: int, content: object) -> Iterator[_BodyPart]:
@@ -236,7 +234,7 @@ def _mapping(value: object) -> Mapping[str, Any]:
 
 
 def _kind(place: _BodyPart, *, is_last: bool, is_newest: bool) -> PartKind:
-    if place.message == -2 or place.role == "tool definition":
+    if place.message == -2:
         return "tools"
     if place.message == -1 or place.role in _SYSTEM_ROLES:
         return "system"
@@ -332,26 +330,19 @@ def _mark(rules: MarkRules, lifetime: float) -> dict[str, Any]:
     return mark if lifetime == rules.lifetimes[0] else {**mark, "ttl": _NAMES[lifetime]}
 
 
-def _replaced(value: Any, path: _Path, shape: ApiShape, field: str, mark: Mapping[str, Any]) -> Any:
+def _marked(value: Any, path: _Path, field: str, mark: Mapping[str, Any], text_kind: str) -> Any:
     """Return a copy of `value` in which the part at `path` has a mark; what is not on the path is shared."""
     if not path:
-        return _with_mark(value, shape, field, mark)
-    first, rest = path[0], path[1:]
-    if isinstance(first, int):
-        copy = list(value)
-        if field == _CACHE_POINT and not rest:
-            copy.insert(first + 1, {_CACHE_POINT: dict(mark)})
-        else:
-            copy[first] = _replaced(copy[first], rest, shape, field, mark)
+        return {**({"type": text_kind, "text": value} if isinstance(value, str) else value), field: mark}
+    first, *rest = path
+    copy: Any = list(value) if isinstance(first, int) else dict(value)
+    if isinstance(first, int) and field == _CACHE_POINT and not rest:
+        copy.insert(first + 1, {field: mark})
         return copy
-    inner = _replaced(value[first], rest, shape, field, mark)
-    if not rest and shape == "responses" and first == "input":
-        inner = [{"role": "user", "content": inner}]
-    return {**value, first: inner}
-
-
-def _with_mark(value: Any, shape: ApiShape, field: str, mark: Mapping[str, Any]) -> Any:
-    if isinstance(value, str):
-        kind = "input_text" if shape == "responses" else "text"
-        return [{"type": kind, "text": value, field: dict(mark)}]
-    return {**value, field: dict(mark)}
+    inner = copy[first]
+    copy[first] = _marked(inner, tuple(rest), field, mark, text_kind)
+    if isinstance(inner, str):  # a content that is one text becomes a list of this part
+        copy[first] = [copy[first]]
+    if path == ("input",):
+        copy[first] = [{"role": "user", "content": copy[first]}]
+    return copy

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
 __all__ = ["MarkCandidate", "chosen_marks"]
@@ -46,7 +47,6 @@ def chosen_marks(candidates: Sequence[MarkCandidate], begin: float, most: int) -
         most: Most marks.
     """
     compared = _worth_comparing(candidates, begin)
-    best = _Chain(0.0, ())
     chains: dict[tuple[int, int, int], _Chain] = {}
     unavoidable = -1
     """The last required candidate so far, which no chain may leave out."""
@@ -54,47 +54,26 @@ def chosen_marks(candidates: Sequence[MarkCandidate], begin: float, most: int) -
         for lifetime, gain in enumerate(candidate.gains):
             if gain is None:
                 continue
-            for count in range(1, most + 1):
-                chain = _extended(compared, chains, place, lifetime, gain, count, unavoidable, begin)
-                if chain is None:
-                    continue
-                chains[place, lifetime, count] = chain
+            mark = (candidate.part, lifetime)
+            if unavoidable < 0 < most:
+                chains[place, lifetime, 1] = _Chain(max(candidate.end - begin, 0.0) * gain, (mark,))
+            for count in range(2, most + 1):
+                extended = [
+                    (chain.gain + (candidate.end - max(compared[earlier].end, begin)) * gain, chain)
+                    for earlier in range(max(unavoidable, 0), place)
+                    for longer in range(lifetime, len(candidate.gains))
+                    if (chain := chains.get((earlier, longer, count - 1))) is not None
+                ]
+                if extended:
+                    total, chain = max(extended, key=itemgetter(0))
+                    chains[place, lifetime, count] = _Chain(total, (*chain.marks, mark))
         if candidate.required:
             unavoidable = place
+    no_marks = _Chain(0.0, ())
     ends = [chain for (place, _, _), chain in chains.items() if place >= unavoidable]
-    if unavoidable >= 0:
-        best = max(ends, key=lambda chain: chain.gain, default=best)
-    else:
-        best = max([best, *ends], key=lambda chain: chain.gain)
-    return dict(best.marks)
-
-
-def _extended(
-    compared: Sequence[MarkCandidate],
-    chains: Mapping[tuple[int, int, int], _Chain],
-    place: int,
-    lifetime: int,
-    gain: float,
-    count: int,
-    unavoidable: int,
-    begin: float,
-) -> _Chain | None:
-    """Return the best chain of `count` marks that ends with this one; None without such a chain."""
-    candidate = compared[place]
-    if count == 1:
-        if unavoidable >= 0:
-            return None
-        return _Chain(max(candidate.end - begin, 0.0) * gain, ((candidate.part, lifetime),))
-    best: _Chain | None = None
-    for earlier in range(max(unavoidable, 0), place):
-        for longer in range(lifetime, len(candidate.gains)):
-            chain = chains.get((earlier, longer, count - 1))
-            if chain is None:
-                continue
-            total = chain.gain + (candidate.end - max(compared[earlier].end, begin)) * gain
-            if best is None or total > best.gain:
-                best = _Chain(total, (*chain.marks, (candidate.part, lifetime)))
-    return best
+    if unavoidable < 0:
+        ends.insert(0, no_marks)
+    return dict(max(ends, key=attrgetter("gain"), default=no_marks).marks)
 
 
 def _worth_comparing(candidates: Sequence[MarkCandidate], begin: float) -> list[MarkCandidate]:

@@ -201,7 +201,7 @@ class MarkPlanner:
                 tokens = (
                     self._count_tokens(part.content.decode(errors="replace")) if part.tokens is None else part.tokens
                 )
-                record = self._prefixes[key] = PrefixRecord(tokens, len(self.rules.lifetimes))
+                record = self._prefixes[key] = PrefixRecord(tokens, [0] * len(self.rules.lifetimes))
             self._prefixes.move_to_end(key)
             learned.rates.visit(record, part.kind, part.depth, now)
             keys.append(key)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from math import inf
 
 __all__ = ["ANSWER_SECONDS", "PrefixRecord", "ReturnRates"]
 
@@ -24,26 +26,25 @@ _DEEPEST = 15
 """Parts of a message that have classes of their own; later ones share one."""
 
 
+@dataclass(eq=False, slots=True)
 class PrefixRecord:
     """What is remembered of one prefix: its visits, and the time until which the API keeps it."""
 
-    __slots__ = ("answered", "classes", "expires", "last_visit", "lifetime", "ready", "returns", "tokens", "visits")
-
-    def __init__(self, tokens: int, lifetimes: int) -> None:
-        self.tokens = tokens
-        """Tokens of its last part."""
-        self.visits = 0
-        """Visits, of which those at the same time count as one."""
-        self.last_visit = 0.0
-        self.answered = float("-inf")
-        """Time from which a request can read what an earlier one could have written."""
-        self.returns = [0] * lifetimes
-        """Visits that came within each lifetime of the one before."""
-        self.classes: list[Hashable] = []
-        self.ready = self.expires = float("-inf")
-        """Times between which the API can read it."""
-        self.lifetime = 0
-        """Number of the lifetime that it was written with."""
+    tokens: int
+    """Tokens of its last part."""
+    returns: list[int]
+    """Visits that came within each lifetime of the one before."""
+    visits: int = 0
+    """Visits, of which those at the same time count as one."""
+    last_visit: float = 0.0
+    answered: float = -inf
+    """Time from which a request can read what an earlier one could have written."""
+    classes: list[Hashable] = field(default_factory=list)
+    ready: float = -inf
+    expires: float = -inf
+    """Times between which the API can read it."""
+    lifetime: int = 0
+    """Number of the lifetime that it was written with."""
 
 
 class ReturnRates:
