@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
@@ -173,10 +173,10 @@ class AgentBounds:
     less is never affected. Feeds add 350 bytes for each of `max_blocks` per agent."""
 
     def __post_init__(self) -> None:
-        check_range(0, True, eps=self.eps)
-        check_range(0, free_tokens=self.free_tokens, prompt_tokens=self.prompt_tokens)
-        check_range(1, window_tokens=self.window_tokens, max_blocks=self.max_blocks, max_tenants=self.max_tenants)
-        check_range(1, max_conversations=self.max_conversations, max_open=self.max_open, max_bytes=self.max_bytes)
+        bounds = asdict(self)
+        check_range(0, True, eps=bounds.pop("eps"))
+        check_range(0, free_tokens=bounds.pop("free_tokens"), prompt_tokens=bounds.pop("prompt_tokens"))
+        check_range(1, **bounds)
 
 
 @dataclass(slots=True)

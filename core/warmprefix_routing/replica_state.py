@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -34,9 +34,8 @@ class RequestBlocks:
         self, blocks: Sequence[ContextBlock], order_locked: bool, joined: frozenset[int] = frozenset()
     ) -> None:
         kept_at = pins(blocks, joined)
-        starts = [i for i, pin in enumerate(kept_at) if pin == "start"]
-        ends = [i for i, pin in enumerate(kept_at) if pin == "end"]
-        middle = [i for i, pin in enumerate(kept_at) if pin is None]
+        pinned = ("start", None, "end")
+        starts, middle, ends = ([i for i, pin in enumerate(kept_at) if pin == place] for place in pinned)
         self.joined = {place for place, i in enumerate(middle) if i in joined}
         """Of the blocks without a pin, those that stay directly behind the one before them."""
         if (starts or ends) and not order_locked:
@@ -247,11 +246,11 @@ class ReplicaBounds:
     less is never affected."""
 
     def __post_init__(self) -> None:
-        check_range(1, window_tokens=self.window_tokens, max_tenants=self.max_tenants, max_scopes=self.max_scopes)
-        check_range(1, max_conversations=self.max_conversations, max_open_routes=self.max_open_routes)
-        check_range(1, max_bytes=self.max_bytes)
-        check_range(0, True, eps=self.eps, floor_tokens=self.floor_tokens)
-        check_range(0, True, waiting_weight=self.waiting_weight, held_weight=self.held_weight)
+        bounds = asdict(self)
+        may_be_zero = ("eps", "floor_tokens", "waiting_weight", "held_weight")
+        check_range(0, True, **{name: bounds.pop(name) for name in may_be_zero})
+        del bounds["max_nodes"]  # which `PrefixTree` checks
+        check_range(1, **bounds)
 
 
 class ReplicaTenant(TenantState):

@@ -250,12 +250,18 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
                 waits = self._bounds.waiting_weight * load.waiting + self._bounds.held_weight * load.in_flight
                 costs[member] = (prompt - resident + waits) / member.weight
 
-            def affinity(best: Sequence[Member]) -> Callable[[Member], float]:
-                held_by_all = min(residents[member] for member in best) if order_locked and placement is None else 0
-                return _affinity(tenant, behind, conversation, _behind(distinct, held_by_all))
+            def seed(best: Sequence[Member]) -> bytes:
+                """Return what the request has in common with those that should meet it at one of these replicas."""
+                parts = [b"" if tenant is None else fingerprint(tenant), behind or b""]
+                if conversation is not None:
+                    parts.append(fingerprint(conversation))
+                elif distinct:
+                    held_by_all = min(residents[member] for member in best) if order_locked else 0
+                    parts.append(_first_behind(distinct, held_by_all).fingerprint)
+                return b"|".join(parts)
 
             eps = self._bounds.eps if placement is None else _CONVERSATION_EPS * self._bounds.eps
-            chosen, spilled = self._choose(loads, costs, prompt, eps, affinity)
+            chosen, spilled = self._choose(loads, costs, prompt, eps, seed)
             self._number += 1
             route = Route(
                 id=f"{self._instance}.{self._number}",
@@ -284,7 +290,7 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
         costs: dict[Member, float],
         prompt: int,
         eps: float,
-        affinity: Callable[[Sequence[Member]], Callable[[Member], float]],
+        seed: Callable[[Sequence[Member]], bytes],
     ) -> tuple[Member, bool]:
         """Return the cheapest replica with room, and whether a cheaper one has none."""
         relative = {member: loads.of(member) / member.weight for member in costs}
@@ -298,11 +304,11 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
         ]
         cheapest = min(costs[member] for member in with_room)
         best = [member for member in with_room if costs[member] <= cheapest]
+        spilled = cheapest > min(costs.values())
         if len(best) == 1:
-            return best[0], cheapest > min(costs.values())
-        prefers = affinity(best)
-        chosen = max(best, key=lambda member: (prefers(member), member.name))
-        return chosen, cheapest > min(costs.values())
+            return best[0], spilled
+        key = blake2b(seed(best), digest_size=32).digest()
+        return max(best, key=lambda member: (_preference(member, key), member.name)), spilled
 
     def prefilled(self, route: Route) -> bool:
         """Record the first token of the answer: others do not wait for the prompt any more. True if it was open."""
@@ -441,29 +447,17 @@ def _as_planned(block: ContextBlock) -> PlannedBlock:
     return PlannedBlock(block, (0,), block.id or "", None, _TEMPLATES)
 
 
-def _behind(blocks: Sequence[ContextBlock], tokens: int) -> Sequence[ContextBlock]:
-    """Return the blocks behind the first `tokens`; all of them if none is left."""
-    first = 0
-    while first < len(blocks) and blocks[first].tokens <= tokens:
-        tokens -= blocks[first].tokens
-        first += 1
-    return blocks[first:] or blocks
+def _first_behind(blocks: Sequence[ContextBlock], tokens: int) -> ContextBlock:
+    """Return the first block behind the first `tokens`; the first of all if none is left."""
+    for block in blocks:
+        if block.tokens > tokens:
+            return block
+        tokens -= block.tokens
+    return blocks[0]
 
 
-def _affinity(
-    tenant: str | None, preamble: bytes | None, conversation: str | None, blocks: Sequence[ContextBlock]
-) -> Callable[[Member], float]:
-    """Return how much a request prefers each replica, whatever others there are: weighted rendezvous hashing."""
-    parts = [b"" if tenant is None else fingerprint(tenant), preamble or b""]
-    if conversation is not None:
-        parts.append(fingerprint(conversation))
-    elif blocks:
-        parts.append(blocks[0].fingerprint)
-    seed = b"|".join(parts)
-
-    def affinity(member: Member) -> float:
-        name = member.name.encode("utf-8", "surrogatepass")
-        digest = blake2b(name, digest_size=8, key=blake2b(seed, digest_size=32).digest(), person=b"wp-replica").digest()
-        return rendezvous_score(member.weight, int.from_bytes(digest, "big"))
-
-    return affinity
+def _preference(member: Member, key: bytes) -> float:
+    """Return how much requests with this key prefer a replica, whatever others there are: rendezvous hashing."""
+    name = member.name.encode("utf-8", "surrogatepass")
+    digest = blake2b(name, digest_size=8, key=key, person=b"wp-replica").digest()
+    return rendezvous_score(member.weight, int.from_bytes(digest, "big"))
