@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
+from math import prod
 
 from warmprefix.cache_profiles import CacheProfile, vllm_checkpoints
 from warmprefix.errors import EngineError
@@ -71,25 +73,21 @@ def report_from_metrics(source: str, *, timeout: float = 5.0) -> EngineReport:
     return EngineReport(capacity_tokens=_capacity(text), profile=profile)
 
 
-def _text(source: str, timeout: float) -> str:
-    return _metrics(source, timeout) if "://" in source and "\n" not in source else source
-
-
 def _capacity(text: str) -> int | None:
     found = [float(value) for value in _SGLANG.findall(text)]
     for labels in _VLLM.findall(text):
         values = dict(_LABEL.findall(labels))
-        try:
-            found.append(int(values["kv_cache_size_tokens"]))
-        except (KeyError, ValueError):  # other versions lack it, or write "None"
-            try:
-                found.append(int(values["block_size"]) * int(values["num_gpu_blocks"]))
-            except (KeyError, ValueError):  # "None", before the cache was allocated
-                continue
+        for names in (("kv_cache_size_tokens",), ("block_size", "num_gpu_blocks")):
+            with suppress(KeyError, ValueError):  # a version lacks it, or "None" before the cache was allocated
+                found.append(prod([int(values[name]) for name in names]))
+                break
     return min([int(value) for value in found if value >= 1], default=None)
 
 
-def _metrics(address: str, timeout: float) -> str:
+def _text(address: str, timeout: float) -> str:
+    """Return the text of the metrics at an address, or the argument itself if it is their text."""
+    if "://" not in address or "\n" in address:
+        return address
     import http.client  # slow imports, for a function that is called once
     import urllib.request
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from warmprefix.errors import check_names
 from warmprefix.history import SdkMessage, VisibleHistory, as_mapping
 from warmprefix.plan import ContextPlan
 
@@ -52,8 +53,7 @@ def messages_for(
         raise TypeError(f"plan must be a ContextPlan, got {type(plan).__name__}")
     if not isinstance(question, str):
         raise TypeError(f"question must be a str, got {type(question).__name__}")
-    if preamble is not None and not isinstance(preamble, str):
-        raise TypeError(f"preamble must be a str or None, got {type(preamble).__name__}")
+    check_names(preamble=preamble)
     if isinstance(history, str | bytes | Mapping) or not isinstance(history, Sequence):
         raise TypeError(f"history must be a sequence of messages, got {type(history).__name__}")
     earlier = [dict(as_mapping(message)) for message in history]

@@ -141,7 +141,8 @@ class Primer:
         for depth in self._chosen_depths(plan, checkpoints.unit or checkpoints.block):
             messages = cut_chat(request.body["messages"], "\n\n".join([text for text in paragraphs[:depth] if text]))
             if messages is None:
-                self.skip()
+                with self._lock:
+                    self._counts["skipped"] += 1
             else:
                 yield prime_of(request.body, messages)
 
@@ -180,11 +181,6 @@ class Primer:
         if self._requests < self._paused_until or self._pace.is_busy:
             return False
         return self._chosen < _BURST + _BUDGET * len(self._depths) * self._requests
-
-    def skip(self) -> None:
-        """Count a prime that could not be made."""
-        with self._lock:
-            self._counts["skipped"] += 1
 
     def learn(self, report: EngineReport | None) -> None:
         """Learn the engine's speed from the report of an answer."""
