@@ -172,7 +172,7 @@ def test_pinned_blocks_stay_at_their_ends_and_the_path_continues_after_them() ->
     assert plan.resident_tokens == rules.tokens + 200
 
 
-@pytest.mark.parametrize("policy", ["relevance", "sorted", "greedy"])
+@pytest.mark.parametrize("policy", ["relevance", "sorted", "coaccess"])
 def test_the_policy_can_be_named(policy: str) -> None:
     planner = ContextPlanner(policy=policy)
     serve(planner, 2, 1)
