@@ -14,9 +14,11 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import compress, count
+from operator import ne
 from typing import TypeAlias, TypeVar
 
-from warmprefix_tools.emulator import encode, split
+from warmprefix_tools.emulator import encode
 from warmprefix_tools.emulator.tokenizer import MESSAGE_END, MESSAGE_START
 
 __all__ = [
@@ -97,7 +99,7 @@ def packed(ids: Ids) -> bytes:
 
 def common_length(one: Sequence[object], other: Sequence[object]) -> int:
     """Return how many elements two sequences share at their start."""
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    return next(compress(count(), map(ne, one, other)), min(len(one), len(other)))
 
 
 class PerSegment:
@@ -124,7 +126,9 @@ class SegmentPool:
         self.token_counts: list[int] = [0]
         """Tokens of each segment, for reading only."""
         self._ids: dict[str, int] = {"": EMPTY}
-        self._packed = Memo[int, bytes](lambda segment: _packed_tokens(encode(self.texts[segment])))
+        self._packed = [b""]
+        self.packed_tokens = self._packed.__getitem__
+        """Returns a segment's tokens, four big-endian bytes each, so that bytes compare as tokens do."""
         self._runs = Memo(self._add_marker)
         self._heads = Memo[str, int](lambda role: self._add_marker((MESSAGE_START, *encode(f"{role}\n"))))
         self.message_end = self._add_marker((MESSAGE_END, *encode("\n")))
@@ -137,9 +141,7 @@ class SegmentPool:
         """Return the number of one segment."""
         number = self._ids.get(segment)
         if number is None:
-            number = self._ids[segment] = len(self.texts)
-            self.texts.append(segment)
-            self.token_counts.append(len(split(segment)))
+            number = self._ids[segment] = self._add(segment, encode(segment))
         return number
 
     def intern_all(self, segments: list[str]) -> Ids:
@@ -171,20 +173,14 @@ class SegmentPool:
         """Return the number of tokens of all these segments together."""
         return sum(map(self.token_counts.__getitem__, ids))
 
-    def packed_tokens(self, segment: int) -> bytes:
-        """Return the segment's tokens, four big-endian bytes each, so that bytes compare as tokens do."""
-        return self._packed[segment]
-
     def _add_marker(self, tokens: tuple[int, ...]) -> int:
-        number = len(self.texts)
-        self.texts.append("")
+        return self._add("", tokens)
+
+    def _add(self, text: str, tokens: Sequence[int]) -> int:
+        self.texts.append(text)
         self.token_counts.append(len(tokens))
-        self._packed[number] = _packed_tokens(tokens)
-        return number
-
-
-def _packed_tokens(tokens: Sequence[int]) -> bytes:
-    return struct.pack(f">{len(tokens)}I", *tokens)
+        self._packed.append(struct.pack(f">{len(tokens)}I", *tokens))
+        return len(self.texts) - 1
 
 
 CUT_MARKS = {

@@ -14,7 +14,7 @@ from typing import Any
 from warmprefix_tools.doctor.conversations import Continuation, find_continuations
 from warmprefix_tools.doctor.lists import ItemList, ListFinder
 from warmprefix_tools.doctor.request_log import EMPTY, TOOLS, WIDTH, LogMessage, Memo, Prompt, RequestLog, packed
-from warmprefix_tools.doctor.text_checks import TEXT_KINDS, Rewriter
+from warmprefix_tools.doctor.text_checks import TEXT_KINDS, CheckedSegments, Rewriter
 from warmprefix_tools.fork_safe_property import ForkSafeProperty
 
 __all__ = ["LogSurvey"]
@@ -36,10 +36,11 @@ class LogSurvey:
         for request in log.requests:
             self.uses.update(dict.fromkeys(request.messages, 1))
         finder = ListFinder(log.pool)
-        finder.learn(self.uses, self._spread({message: message for message in self.uses}), Rewriter(log.pool).rewritten)
+        checked = CheckedSegments(log.pool)
+        finder.learn(self.uses, self._spread({message: message for message in self.uses}), Rewriter(checked).rewritten)
         self.lists = finder.lists
         """Returns the lists in a message, or in the one that it was made from."""
-        self._rewriter = Rewriter(log.pool, {message: self.lists(message) for message in self.uses})
+        self._rewriter = Rewriter(checked, {message: self.lists(message) for message in self.uses})
         self.plain = Memo[LogMessage, LogMessage](lambda message: self.rewritten(message, TEXT_KINDS)).__getitem__
         """Returns a message with every defect of wording repaired."""
         self.key = Memo[LogMessage, bytes](

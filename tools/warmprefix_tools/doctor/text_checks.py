@@ -8,11 +8,12 @@ from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 from warmprefix_tools.doctor.lists import ItemList, without_number
-from warmprefix_tools.doctor.request_log import Ids, LogMessage, Memo, SegmentPool
+from warmprefix_tools.doctor.request_log import Ids, LogMessage, Memo, PerSegment, SegmentPool
 
-__all__ = ["TEXT_CHECKS", "TEXT_KINDS", "Rewriter", "TextCheck"]
+__all__ = ["TEXT_CHECKS", "TEXT_KINDS", "CheckedSegments", "Rewriter", "TextCheck"]
 
 
 _INSIDE, _OUTSIDE, _HEADER = 1, 2, 4
@@ -31,9 +32,9 @@ class TextCheck:
     elsewhere: Callable[[str], str] = str
     """The same for all other segments."""
 
-    def repaired(self, text: str, parts: int) -> str:
-        """Return a segment that stands in these parts without the defect."""
-        return (self.rewrite if parts & self.parts else self.elsewhere)(text)
+    def rewrite_in(self, parts: int) -> Callable[[str], str]:
+        """Return the function that repairs a segment which stands in these parts."""
+        return self.rewrite if parts & self.parts else self.elsewhere
 
 
 _PLAIN = {
@@ -167,6 +168,7 @@ _SCORE = re.compile(
     (?:score|relevance|relevancy|similarity|distance|confidence|rank|weight|cosine|bm25)
     (["']?\s*(?:[:=]|is|of)\s*["']?|\s+(?=\d*\.\d|\d+\s*%))[-+]?\d+(?:\.\d+)?(?:e-?\d+)?(?:\s?%|\s?/\s?\d+)?"""
 )
+_SCORE_WORDS = ("score", "relevan", "similarity", "distance", "confidence", "rank", "weight", "cosine", "bm25")
 _SCORE_HINT = re.compile(r"[:= ([|+-]\.?\d")
 _BARE_SCORE = re.compile(r"(?<=[(\[|])\s*(?:~|≈)?(?:[01]?\.\d{2,}|\d{1,3}(?:\.\d+)?\s?%)\s*(?=[)\]|])")
 _AGO = re.compile(
@@ -180,11 +182,18 @@ def mask_scores(segment: str) -> str:
     >>> mask_scores("[Doc_7] (score: 0.8312, retrieved 2 hours ago) Tides rise.")
     '[Doc_7] (<score>, retrieved <time>) Tides rise.'
     """
-    return mask_times(_mask_numbers(_AGO.sub("<time>", segment)))
+    if "ago" in segment or "day" in segment or "now" in segment:
+        segment = _AGO.sub("<time>", segment)
+    return mask_times(_mask_numbers(segment))
 
 
 def _mask_numbers(segment: str) -> str:
-    return _BARE_SCORE.sub("<score>", _SCORE.sub("<score>", segment)) if _SCORE_HINT.search(segment) else segment
+    if not _SCORE_HINT.search(segment):
+        return segment
+    folded = segment.lower()
+    if any(word in folded for word in _SCORE_WORDS):
+        segment = _SCORE.sub("<score>", segment)
+    return _BARE_SCORE.sub("<score>", segment)
 
 
 TEXT_CHECKS = (
@@ -205,25 +214,35 @@ TEXT_KINDS = frozenset(check.kind for check in TEXT_CHECKS)
 _SUSPECT = re.compile(r"[^ -/:-~]")
 
 
-class Rewriter:
-    """Results of the text checks per segment. A segment is rewritten once, however often it occurs."""
+class CheckedSegments:
+    """Results of the text checks for the segments of a pool. Each is computed once, wherever the segment stands."""
 
-    def __init__(self, pool: SegmentPool, lists: Mapping[LogMessage, Sequence[ItemList]] | None = None) -> None:
+    def __init__(self, pool: SegmentPool) -> None:
+        self.pool = pool
+        self.defective = PerSegment(pool.texts, _is_defective)
+        """Returns for each segment whether a check could change it."""
+        self.result = Memo[tuple[Callable[[str], str], int], int](
+            lambda key: pool.intern(key[0](pool.texts[key[1]]))
+        ).__getitem__
+        """Returns what a function makes of a segment."""
+
+
+class Rewriter:
+    """Segments without their defects."""
+
+    def __init__(self, checked: CheckedSegments, lists: Mapping[LogMessage, Sequence[ItemList]] | None = None) -> None:
         """Create a rewriter of all segments of a pool.
 
         Args:
-            pool: The segments; the results are added.
+            checked: The segments; the results are added.
             lists: The lists of each message. Without them, all segments count as standing inside and outside of lists.
         """
-        self._pool = pool
-        self._parts = bytearray(len(pool)) if lists is None else _parts_of(len(pool), lists)
+        self._checked = checked
+        self._parts = bytearray() if lists is None else _parts_of(len(checked.pool), lists)
         self._default_parts = _OUTSIDE if lists is not None else _INSIDE | _OUTSIDE
         self._searched = 0
         self._defective: list[tuple[int, int, frozenset[str]]] = []
         """Of the first `_searched` segments those with defects: the parts where each stands, and the defects."""
-        self._results = Memo[tuple[int, int, frozenset[str]], int](
-            lambda key: pool.intern(_rewritten(pool.texts[key[0]], *key[1:]))
-        )
         self._changed: defaultdict[frozenset[str], dict[int, int]] = defaultdict(dict)
         """For each set of defects, the segments that change without them."""
         self._done: Counter[frozenset[str]] = Counter()
@@ -235,8 +254,12 @@ class Rewriter:
             self._search()
         changed = self._changed[kinds]
         for number, parts, defects in self._defective[self._done[kinds] :]:
-            if (relevant := kinds & defects) and (new := self._results[number, parts, relevant]) != number:
-                changed[number] = new
+            repaired = number
+            for check in TEXT_CHECKS:
+                if check.kind in defects and check.kind in kinds:
+                    repaired = self._checked.result((check.rewrite_in(parts), repaired))
+            if repaired != number:
+                changed[number] = repaired
         self._done[kinds] = len(self._defective)
         if changed.keys().isdisjoint(ids):
             return ids
@@ -244,37 +267,32 @@ class Rewriter:
         return array("I", list(map(changed.get, numbers, numbers)))
 
     def _search(self) -> None:
-        texts, parts = self._pool.texts, self._parts
-        suspects = [number for number in range(self._searched, len(texts)) if _is_suspect(texts[number])]
-        plain = [plain_space(plain_characters(texts[number])) for number in suspects]
-        together: Counter[str] = Counter()
-        for number, text in zip(suspects, plain, strict=True):  # all spellings of a text stand where any of them stands
+        parts, result, defective = self._parts, self._checked.result, self._checked.defective()
+        size = len(defective)
+        found = list(compress(range(self._searched, size), defective[self._searched :]))
+        plain = [result((plain_space, result((plain_characters, number)))) for number in found]
+        together: Counter[int] = Counter()
+        for number, text in zip(found, plain, strict=True):  # all spellings of a text stand where any of them stands
             together[text] |= parts[number] if number < len(parts) else 0
-            if text != texts[number]:  # odd white space may only look like a list
+            if text != number:  # odd white space may only look like a list
                 together[text] |= _OUTSIDE
-        for number, text in zip(suspects, plain, strict=True):
+        for number, text in zip(found, plain, strict=True):
             everywhere = together[text] or self._default_parts
-            if defects := _defects(texts[number], everywhere):
+            if defects := self._defects(number, text, everywhere):
                 self._defective.append((number, everywhere, defects))
-        self._searched = len(texts)
+        self._searched = size
 
-
-def _rewritten(text: str, parts: int, kinds: frozenset[str]) -> str:
-    for check in TEXT_CHECKS:
-        if check.kind in kinds:
-            text = check.repaired(text, parts)
-    return text
-
-
-def _defects(text: str, parts: int) -> frozenset[str]:
-    """Return the kinds that change a text, as it is or without the defects that are repaired before."""
-    found = set()
-    repaired = text
-    for check in TEXT_CHECKS:
-        before, repaired = repaired, check.repaired(repaired, parts)
-        if repaired != before or (before != text and check.repaired(text, parts) != text):
-            found.add(check.kind)
-    return frozenset(found)
+    def _defects(self, number: int, plain: int, parts: int) -> frozenset[str]:
+        """Return the kinds that change a segment, in plain characters or without the defects repaired before."""
+        found = set()
+        result = self._checked.result
+        repaired = number
+        for check in TEXT_CHECKS:
+            rewrite = check.rewrite_in(parts)
+            before, repaired = repaired, result((rewrite, repaired))
+            if repaired != before or result((rewrite, plain)) != plain:
+                found.add(check.kind)
+        return frozenset(found)
 
 
 def _parts_of(size: int, lists: Mapping[LogMessage, Sequence[ItemList]]) -> bytearray:
@@ -294,6 +312,13 @@ def _parts_of(size: int, lists: Mapping[LogMessage, Sequence[ItemList]]) -> byte
         for number in ids[end:]:
             parts[number] |= _OUTSIDE
     return parts
+
+
+def _is_defective(segment: str) -> bool:
+    """Return whether a check changes a segment in any part."""
+    # What changes times changes scores too.
+    checks = (check for check in TEXT_CHECKS if check.kind != "timestamp")
+    return _is_suspect(segment) and any(check.rewrite(segment) != segment for check in checks)
 
 
 def _is_suspect(segment: str) -> bool:
