@@ -1,38 +1,42 @@
-"""The OpenAI SDK's own HTTP clients, with a link."""
+"""HTTP clients with a link: how they send a request and read its body, for threads and for tasks.
+
+`Exchange` decides the rest.
+"""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from functools import partial
+from operator import methodcaller
 from typing import Any
 
 from warmprefix.errors import MissingExtraError
-from warmprefix_openai.transports import asend, send
-from warmprefix_openai.writer import LinkWriter
+from warmprefix_openai.exchange import Exchange, Verdict
+from warmprefix_openai.primer import Primer
+from warmprefix_openai.tracker import PlanTracker
+from warmprefix_openai.writer import LinkWriter, with_body
+from warmprefix_requests import OutgoingRequest
 
-try:
-    from openai import DefaultAsyncHttpxClient, DefaultHttpxClient
-except ImportError as exc:
-    raise MissingExtraError("openai", "openai") from exc
+_log = logging.getLogger("warmprefix")
 
-__all__ = ["AsyncLinkClient", "LinkClient"]
+__all__ = ["linked_async_client", "linked_client"]
 
 
-class LinkClient(DefaultHttpxClient):
-    """Client of the SDK's HTTP stack: httpx, or httpx2 since its version 3.
+def linked_client(writer: LinkWriter, kind: Any, options: Mapping[str, Any]) -> Any:
+    """Return a client of this kind, of httpx or httpx2, whose requests carry their plans.
 
-    It overrides `send` because each request passes it once, with its redirects, its signature and its proxies inside. A
-    transport sits below these, and would have to choose the proxies again.
+    Its `send` is overridden because each request passes it once, with its redirects, its signature and its proxies
+    inside. None stands for the OpenAI SDK's own kind.
     """
+    kind = kind or _of_sdk("DefaultHttpxClient")
 
-    def __init__(self, writer: LinkWriter, **options: Any) -> None:
-        super().__init__(**options)
-        self._writer = writer
-
-    def send(self, request: Any, *, stream: bool = False, **options: Any) -> Any:
-        request, exchange = self._writer.open(request)
-        forward = partial(super().send, stream=stream or exchange is not None, **options)
-        response = send(self._writer, exchange, request, forward)
-        if not stream and exchange is not None:
+    def send(client: Any, request: Any, *, stream: bool = False, **given: Any) -> Any:
+        request, exchange = writer.open(request)
+        if exchange is None:
+            return kind.send(client, request, stream=stream, **given)
+        response = _send(writer.tracker, exchange, request, partial(kind.send, client, stream=True, **given))
+        if not stream:
             try:
                 response.read()
             except BaseException:
@@ -40,22 +44,256 @@ class LinkClient(DefaultHttpxClient):
                 raise
         return response
 
+    return type("LinkClient", (kind,), {"send": send})(**options)
 
-class AsyncLinkClient(DefaultAsyncHttpxClient):
-    """A `LinkClient` for tasks."""
 
-    def __init__(self, writer: LinkWriter, **options: Any) -> None:
-        super().__init__(**options)
-        self._writer = writer
+def linked_async_client(writer: LinkWriter, kind: Any, options: Mapping[str, Any]) -> Any:
+    """Do the same as `linked_client`, for tasks."""
+    kind = kind or _of_sdk("DefaultAsyncHttpxClient")
 
-    async def send(self, request: Any, *, stream: bool = False, **options: Any) -> Any:
-        request, exchange = self._writer.open(request)
-        forward = partial(super().send, stream=stream or exchange is not None, **options)
-        response = await asend(self._writer, exchange, request, forward)
-        if not stream and exchange is not None:
+    async def send(client: Any, request: Any, *, stream: bool = False, **given: Any) -> Any:
+        request, exchange = writer.open(request)
+        if exchange is None:
+            return await kind.send(client, request, stream=stream, **given)
+        response = await _asend(writer.tracker, exchange, request, partial(kind.send, client, stream=True, **given))
+        if not stream:
             try:
                 await response.aread()
             except BaseException:
                 await response.aclose()
                 raise
         return response
+
+    return type("AsyncLinkClient", (kind,), {"send": send})(**options)
+
+
+def _of_sdk(name: str) -> Any:
+    try:
+        import openai  # clients of another kind do not need it
+    except ImportError as error:
+        raise MissingExtraError("openai", "openai") from error
+    return getattr(openai, name)
+
+
+def _send(tracker: PlanTracker, exchange: Exchange, request: Any, forward: Callable[[Any], Any]) -> Any:
+    """Send a request, and have its exchange read the answer. The caller reads the body of the response."""
+    try:
+        _prime(tracker.primer, exchange, request, forward)
+        exchange.sending()
+        response = forward(request)
+        while (again := exchange.answered(response.status_code)) is not None:
+            response.close()
+            exchange.sending()
+            response = forward(with_body(request, again))
+    except BaseException as error:
+        tracker.settle(exchange.end(error))
+        raise
+    response, verdict = _answered(exchange, response, tracker, _Body)
+    tracker.settle(verdict)
+    return response
+
+
+async def _asend(
+    tracker: PlanTracker, exchange: Exchange, request: Any, forward: Callable[[Any], Awaitable[Any]]
+) -> Any:
+    """Do the same as `_send`, in a task: cancellation ends the exchange too."""
+    try:
+        await _aprime(tracker.primer, exchange, request, forward)
+        exchange.sending()
+        response = await forward(request)
+        while (again := exchange.answered(response.status_code)) is not None:
+            await response.aclose()
+            exchange.sending()
+            response = await forward(with_body(request, again))
+    except BaseException as error:
+        await tracker.asettle(exchange.end(error))
+        raise
+    response, verdict = _answered(exchange, response, tracker, _AsyncBody)
+    await tracker.asettle(verdict)
+    return response
+
+
+def _prime(primer: Primer, exchange: Exchange, request: Any, forward: Callable[[Any], Any]) -> None:
+    """Send the primes of a request, whose failures do not matter to it."""
+    for prime in exchange.primes:
+        due: OutgoingRequest | None = prime.request
+        while due is not None:
+            status = None
+            try:
+                response = forward(with_body(request, due))
+                try:
+                    response.read()
+                    status = response.status_code
+                finally:
+                    response.close()
+            except Exception:
+                _log.debug("a prime failed", exc_info=True)
+            due = primer.answered(prime, status)
+
+
+async def _aprime(primer: Primer, exchange: Exchange, request: Any, forward: Callable[[Any], Awaitable[Any]]) -> None:
+    for prime in exchange.primes:
+        due: OutgoingRequest | None = prime.request
+        while due is not None:
+            status = None
+            try:
+                response = await forward(with_body(request, due))
+                try:
+                    await response.aread()
+                    status = response.status_code
+                finally:
+                    await response.aclose()
+            except Exception:
+                _log.debug("a prime failed", exc_info=True)
+            due = primer.answered(prime, status)
+
+
+def _answered(
+    exchange: Exchange, response: Any, tracker: PlanTracker, body: type[_Body | _AsyncBody]
+) -> tuple[Any, Verdict | None]:
+    """Return the response to hand out, and the verdict if it does not depend on the body."""
+    try:
+        verdict = exchange.head(response.status_code, response.headers)
+        if verdict is not None:
+            return response, verdict
+        if response.is_closed:
+            return _remade_whole(exchange, response), exchange.end()
+        _pass_through(response, exchange, tracker, body)
+    except Exception:
+        tracker.degrade("an answer can't be read")
+        return response, exchange.end()
+    return response, None
+
+
+def _remade_whole(exchange: Exchange, response: Any) -> Any:
+    """Read a response that had its body from the start, such as one from a cache."""
+    body = exchange.feed(response.content) + exchange.finish()
+    if body == response.content:
+        return response
+    headers = [pair for pair in response.headers.raw if pair[0].lower() not in (b"content-length", b"content-encoding")]
+    return type(response)(response.status_code, headers=headers, content=body, extensions=response.extensions)
+
+
+def _pass_through(response: Any, exchange: Exchange, tracker: PlanTracker, body: type[_Body | _AsyncBody]) -> None:
+    """Make the response's body pass through the exchange."""
+    stream, headers = response.stream, response.headers
+    is_encoded = headers.get("content-encoding", "identity") != "identity"
+    source = stream
+    if is_encoded:
+        # The exchange reads, and may cut, decoded bytes; so the application gets them decoded.
+        source = body.decoded(type(response)(response.status_code, headers=headers, stream=stream))
+    # Clients accept a stream of their own HTTP stack's class only.
+    base = next(base for base in type(stream).__mro__ if base.__name__ == body.kind)
+    response.stream = type(body.__name__, (body, base), {})(stream, source, exchange, tracker)
+    if is_encoded:
+        del headers["content-encoding"]
+    if is_encoded or exchange.cuts:
+        headers.pop("content-length", None)
+
+
+class _PassingBody:
+    """The bytes of a body between the exchange and the client. The exchange ends when the body does.
+
+    The verdict at the end of the body is settled when the client closes it, as it does after the end: closing may
+    still fail, or be cancelled.
+    """
+
+    def __init__(self, stream: Any, exchange: Exchange, tracker: PlanTracker) -> None:
+        self._stream = stream
+        self._exchange = exchange
+        self._tracker = tracker
+        self._ready = b""
+        self._held = b""
+        """The last event of a stream, held back until the client asks for it."""
+
+    def _read(self, data: bytes) -> None:
+        self._ready, self._held = self._exchange.split_before_end(self._exchange.feed(data))
+
+    def _next(self) -> bytes:
+        """Return the bytes to hand out now; empty if more have to be read first."""
+        if self._ready:
+            ready, self._ready = self._ready, b""
+            return ready
+        if self._held:
+            self._exchange.passes_end()
+        held, self._held = self._held, b""
+        return held
+
+    def __del__(self) -> None:
+        self._tracker.settle(self._exchange.end())
+
+
+class _Body(_PassingBody):
+    """A body that threads read."""
+
+    kind = "SyncByteStream"
+    decoded = staticmethod(methodcaller("iter_bytes"))
+
+    def __init__(self, stream: Any, source: Any, exchange: Exchange, tracker: PlanTracker) -> None:
+        super().__init__(stream, exchange, tracker)
+        self._source: Iterator[bytes] = iter(source)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        while not (passed := self._next()):
+            try:
+                data = next(self._source)
+            except StopIteration:
+                if rest := self._exchange.finish():
+                    return rest
+                raise
+            except BaseException as error:
+                self._tracker.settle(self._exchange.end(error))
+                raise
+            self._read(data)
+            if self._exchange.is_decided:  # the oldest SDKs raise the reported error and close nothing
+                self._tracker.settle(self._exchange.end())
+        return passed
+
+    def close(self) -> None:
+        try:
+            self._stream.close()
+        except BaseException as error:
+            self._tracker.settle(self._exchange.end(error))
+            raise
+        self._tracker.settle(self._exchange.end())
+
+
+class _AsyncBody(_PassingBody):
+    """A body that tasks read."""
+
+    kind = "AsyncByteStream"
+    decoded = staticmethod(methodcaller("aiter_bytes"))
+
+    def __init__(self, stream: Any, source: Any, exchange: Exchange, tracker: PlanTracker) -> None:
+        super().__init__(stream, exchange, tracker)
+        self._source: AsyncIterator[bytes] = aiter(source)
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        while not (passed := self._next()):
+            try:
+                data = await anext(self._source)
+            except StopAsyncIteration:
+                if rest := self._exchange.finish():
+                    return rest
+                raise
+            except BaseException as error:
+                await self._tracker.asettle(self._exchange.end(error))
+                raise
+            self._read(data)
+            if self._exchange.is_decided:
+                await self._tracker.asettle(self._exchange.end())
+        return passed
+
+    async def aclose(self) -> None:
+        try:
+            await self._stream.aclose()
+        except BaseException as error:
+            await self._tracker.asettle(self._exchange.end(error))
+            raise
+        await self._tracker.asettle(self._exchange.end())

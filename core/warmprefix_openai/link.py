@@ -7,12 +7,12 @@ from contextvars import Token
 from typing import TYPE_CHECKING, Any
 
 from warmprefix.plan import ContextPlan
+from warmprefix_openai.clients import linked_async_client, linked_client
 from warmprefix_openai.engine_metrics import EngineMetrics
 from warmprefix_openai.exchange import Verdict
 from warmprefix_openai.plans import PLAN_HEADER, Sending, SentPlan, sending_now
 from warmprefix_openai.primer import Primer, PrimeStats
 from warmprefix_openai.tracker import LinkStats, PlanTracker
-from warmprefix_openai.transports import AsyncLinkTransport, LinkTransport
 from warmprefix_openai.writer import LinkWriter
 from warmprefix_requests.marks import MarkStats
 from warmprefix_requests.outgoing import TokenIds
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from warmprefix.planner import ContextPlanner
-    from warmprefix_openai.clients import AsyncLinkClient, LinkClient
 
 __all__ = ["EngineLink"]
 
@@ -49,7 +48,7 @@ class EngineLink:
 
     For a planner whose profile has marks, such as `ContextPlanner(profile="anthropic")`, it puts cache marks into the
     requests with a plan; `messages_for(plan, question, parts=True)` leaves room for them between blocks. If the API
-    refuses them, the request goes out once more without. Anthropic's SDK takes a client with `transport`.
+    refuses them, the request goes out once more without. Anthropic's SDK takes `link.http_client(httpx2.Client)`.
 
     Requests without a plan pass unchanged, and no failure in here ever becomes one of a request. One link serves any
     number of clients, threads and tasks. Memory is bounded.
@@ -87,31 +86,22 @@ class EngineLink:
         self._tracker = PlanTracker(planner, EngineMetrics(planner), Primer(planner, primes))
         self._writer = LinkWriter(self._tracker, cache_salt=cache_salt, token_ids=token_ids)
 
-    def http_client(self, **options: Any) -> LinkClient:
-        """Return a client for `OpenAI(http_client=...)`: an `openai.DefaultHttpxClient` with these options.
+    def http_client(self, kind: Any = None, **options: Any) -> Any:
+        """Return an HTTP client for `OpenAI(http_client=...)`, with these options.
 
-        Raises a MissingExtraError if the extra `openai` is not installed.
+        Args:
+            kind: The client's class: `httpx.Client` or `httpx2.Client`, or one derived from it; by default the OpenAI
+                SDK's `DefaultHttpxClient`.
+            **options: The arguments of that class.
+
+        Raises:
+            MissingExtraError: There is no `kind`, and the extra `openai` is not installed.
         """
-        from warmprefix_openai.clients import LinkClient
+        return linked_client(self._writer, kind, options)
 
-        return LinkClient(self._writer, **options)
-
-    def async_http_client(self, **options: Any) -> AsyncLinkClient:
-        """Return a client for `AsyncOpenAI(http_client=...)`; see `http_client`."""
-        from warmprefix_openai.clients import AsyncLinkClient
-
-        return AsyncLinkClient(self._writer, **options)
-
-    def transport(self, inner: Any) -> Any:
-        """Return a transport for your own client: `httpx.Client(transport=link.transport(httpx.HTTPTransport()))`.
-
-        It is of httpx or httpx2, as `inner` is, and closes `inner` when it is closed.
-        """
-        return LinkTransport(self._writer, inner)
-
-    def async_transport(self, inner: Any) -> Any:
-        """Return a transport for your own `AsyncClient`; see `transport`."""
-        return AsyncLinkTransport(self._writer, inner)
+    def async_http_client(self, kind: Any = None, **options: Any) -> Any:
+        """Return a client for `AsyncOpenAI(http_client=...)`, such as an `httpx.AsyncClient`; see `http_client`."""
+        return linked_async_client(self._writer, kind, options)
 
     def headers(self, plan: ContextPlan) -> dict[str, str]:
         """Return the header that gives one request a plan: `create(..., extra_headers=link.headers(plan))`.

@@ -121,11 +121,9 @@ BLOCKS.append(ContextBlock("[p1] A text that begins with a label.\nÃœmlaut and æ
 
 
 @contextmanager
-def connected(engine: Engine, planner: ContextPlanner, own_transport: bool, **options: Any) -> Iterator[Any]:
+def connected(engine: Engine, planner: ContextPlanner, own_kind: bool, **options: Any) -> Iterator[Any]:
     with EngineLink(planner, **options) as link:
-        http: Any = (
-            httpx.Client(transport=link.transport(httpx.HTTPTransport())) if own_transport else link.http_client()
-        )
+        http: Any = link.http_client(httpx.Client) if own_kind else link.http_client()
         with openai.OpenAI(base_url=engine.base_url, api_key="none", max_retries=1, http_client=http) as client:
             yield link, client
 
@@ -188,7 +186,7 @@ def converse(engine: Engine, planner: ContextPlanner, link: EngineLink, client: 
     return received
 
 
-@pytest.mark.parametrize("own_transport", [False, True], ids=["client", "transport"])
+@pytest.mark.parametrize("own_kind", [False, True], ids=["default kind", "own kind"])
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -198,10 +196,10 @@ def converse(engine: Engine, planner: ContextPlanner, link: EngineLink, client: 
     ],
 )
 def test_a_conversation_sends_the_committed_requests(
-    engine: Engine, name: str, options: Json, own_transport: bool, freeze: Callable[..., None]
+    engine: Engine, name: str, options: Json, own_kind: bool, freeze: Callable[..., None]
 ) -> None:
     planner = ContextPlanner(salt_key=b"frozen")
-    with connected(engine, planner, own_transport, **options) as (link, client):
+    with connected(engine, planner, own_kind, **options) as (link, client):
         received = converse(engine, planner, link, client)
         stats = asdict(link.stats())
     assert all(PLAN_HEADER not in request["headers"] for request in engine.requests)

@@ -168,29 +168,21 @@ class RecordingPlanner(ContextPlanner):
 class Caller:
     """The SDK as an application uses it: blocking or in a task, on the SDK's own HTTP stack or on the older one."""
 
-    def __init__(self, link: EngineLink, base_url: str, *, is_async: bool, by_transport: bool) -> None:
+    def __init__(self, link: EngineLink, base_url: str, *, is_async: bool, own_kind: bool) -> None:
         self.link = link
         self.is_async = is_async
-        self._by_transport = by_transport
+        self._own_kind = own_kind
         self._options: Json = {"base_url": base_url, "api_key": "none", "max_retries": 0}
 
     @contextmanager
     def client(self, **options: Any) -> Iterator[openai.OpenAI]:
-        http: Any = (
-            httpx.Client(transport=self.link.transport(httpx.HTTPTransport()))
-            if self._by_transport
-            else self.link.http_client()
-        )
+        http: Any = self.link.http_client(httpx.Client) if self._own_kind else self.link.http_client()
         with openai.OpenAI(http_client=http, **{**self._options, **options}) as client:
             yield client
 
     @asynccontextmanager
     async def async_client(self, **options: Any) -> AsyncIterator[openai.AsyncOpenAI]:
-        http: Any = (
-            httpx.AsyncClient(transport=self.link.async_transport(httpx.AsyncHTTPTransport()))
-            if self._by_transport
-            else self.link.async_http_client()
-        )
+        http: Any = self.link.async_http_client(httpx.AsyncClient) if self._own_kind else self.link.async_http_client()
         async with openai.AsyncOpenAI(http_client=http, **{**self._options, **options}) as client:
             yield client
 
@@ -254,21 +246,21 @@ def is_async(request: pytest.FixtureRequest) -> bool:
     return bool(request.param == "async")
 
 
-@pytest.fixture(params=["client", "transport"])
-def by_transport(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param == "transport")
+@pytest.fixture(params=["default kind", "own kind"])
+def own_kind(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param == "own kind")
 
 
 @pytest.fixture
-def caller(link: EngineLink, scripted: ScriptedEngine, is_async: bool, by_transport: bool) -> Caller:
+def caller(link: EngineLink, scripted: ScriptedEngine, is_async: bool, own_kind: bool) -> Caller:
     """Asks the scripted engine."""
-    return Caller(link, scripted.base_url, is_async=is_async, by_transport=by_transport)
+    return Caller(link, scripted.base_url, is_async=is_async, own_kind=own_kind)
 
 
 @pytest.fixture
-def emulated(link: EngineLink, emulator: EmulatorServer, is_async: bool, by_transport: bool) -> Caller:
+def emulated(link: EngineLink, emulator: EmulatorServer, is_async: bool, own_kind: bool) -> Caller:
     """Asks the emulator."""
-    return Caller(link, emulator.base_url, is_async=is_async, by_transport=by_transport)
+    return Caller(link, emulator.base_url, is_async=is_async, own_kind=own_kind)
 
 
 @pytest.fixture

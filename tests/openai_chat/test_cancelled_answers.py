@@ -210,22 +210,22 @@ async def application(turn: Any, kind: str, client: str) -> AsyncIterator[Applic
 @asynccontextmanager
 async def _application(planner: ContextPlanner, turn: Any, client: str) -> AsyncIterator[Application]:
     with EngineLink(planner) as link:
-        if client == "client":
+        if client == "default kind":
             http: Any = link.async_http_client(transport=Engine())
         else:
-            http = STACK.AsyncClient(transport=link.async_transport(Engine()))
+            http = link.async_http_client(STACK.AsyncClient, transport=Engine())
         async with openai.AsyncOpenAI(base_url="http://engine/v1", api_key="none", http_client=http) as sdk:
             yield Application(planner, turn, link, sdk)
 
 
 @pytest.mark.sample(8)
 @pytest.mark.parametrize("store", ["memory", "Redis"])
-@pytest.mark.parametrize("client", ["client", "transport"])
+@pytest.mark.parametrize("client", ["default kind", "own kind"])
 @pytest.mark.parametrize(
     "turn", [planned, sending, sending_and_keeping_within, sending_a_stream, marked, marked_stream]
 )
 async def test_a_cancelled_turn_is_not_seen(turn: Any, client: str, store: str, record_property: Any) -> None:
-    if turn is planned and client == "transport":
+    if turn is planned and client == "own kind":
         pytest.skip("has no client")
     cancelled = 0
     async with application(turn, store, client) as app:

@@ -83,19 +83,15 @@ def test_sixteen_threads(planner: Any, link: EngineLink, emulator: Any) -> None:
 
 @pytest.mark.parametrize("again", [False, True], ids=["once", "and again"])
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-@pytest.mark.parametrize("by_transport", [False, True], ids=["client", "transport"])
+@pytest.mark.parametrize("own_kind", [False, True], ids=["default kind", "own kind"])
 async def test_a_cancelled_request_has_one_fate_wherever_it_stood(
     planner: Any, link: EngineLink, scripted: Any, reply: Any, sse: Any, completion: Any,
-    stream: bool, by_transport: bool, again: bool,
+    stream: bool, own_kind: bool, again: bool,
 ) -> None:  # fmt: skip
     events = sse("It ", "is.", usage=completion["usage"])
     answer = reply(events, content_type="text/event-stream") if stream else reply([json.dumps(completion).encode()])
     scripted.script.append(answer)
-    http: Any = (
-        httpx.AsyncClient(transport=link.async_transport(httpx.AsyncHTTPTransport()))
-        if by_transport
-        else link.async_http_client()
-    )
+    http: Any = link.async_http_client(httpx.AsyncClient) if own_kind else link.async_http_client()
 
     async def ask(client: openai.AsyncOpenAI, plan: Any) -> None:
         call: Any = {"model": "m", "messages": messages_for(plan, "Q?"), "stream": stream}

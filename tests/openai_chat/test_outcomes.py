@@ -547,7 +547,7 @@ def test_a_redirected_request_keeps_its_plan(
     moved = reply([], 307, headers=(("location", f"{scripted.base_url}/there/chat/completions"),))
     scripted.script.extend([moved, reply([json.dumps(completion).encode()])])
     plan = planner.plan(blocks, tenant="acme")
-    if caller._by_transport:  # httpx follows redirects only if asked to
+    if caller._own_kind:  # httpx follows redirects only if asked to
         with pytest.raises(openai.APIStatusError):
             caller.ask(extra_headers=caller.link.headers(plan))
         assert planner.fates == []
@@ -586,7 +586,7 @@ def test_a_mistake_of_ours_fails_no_request(
     scripted.script.append(reply([b"".join(sse("It is.", usage=usage))], content_type="text/event-stream"))
     names = (
         "answer.StreamedAnswer.feed", "answer.AnswerFacts.read_prompt", "exchange.StreamedAnswer",
-        "writer.read_call", "writer.prepared", "tracker.PlanBook.find", "transports._pass_through",
+        "writer.read_call", "writer.prepared", "tracker.PlanBook.find", "clients._pass_through",
         "exchange.block_ends",
     )  # fmt: skip
     for number, name in enumerate(names, 1):

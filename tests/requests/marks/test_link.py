@@ -34,7 +34,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[EmulatorServer]:
 
 
 def ask_anthropic(server: EmulatorServer, link: EngineLink, planner: ContextPlanner, *, stream: bool) -> list[Any]:
-    http = HTTP.Client(transport=link.transport(HTTP.HTTPTransport()))
+    http = link.http_client(HTTP.Client)
     base_url = server.base_url.removesuffix("/v1")
     usages = []
     with anthropic.Anthropic(base_url=base_url, api_key="key", http_client=http) as client:
@@ -142,7 +142,7 @@ def test_messages_get_the_salt_where_the_profile_has_one(server: EmulatorServer)
 
     read = []
     with EngineLink(planner) as link:
-        http = HTTP.Client(transport=link.transport(Recorder()))
+        http = link.http_client(HTTP.Client, transport=Recorder())
         with anthropic.Anthropic(
             base_url=server.base_url.removesuffix("/v1"), api_key="key", http_client=http
         ) as client:

@@ -130,7 +130,7 @@ def test_a_link_reports_it_to_the_planner(entry: WireAnswer, upstream: ScriptedU
         body["input"] = body.pop("messages")
     if entry.route == "completions":
         body["prompt"] = plan.render()
-    with EngineLink(planner) as link, httpx.Client(transport=link.transport(httpx.HTTPTransport())) as client:
+    with EngineLink(planner) as link, link.http_client(httpx.Client) as client:
         url = upstream.base_url.removesuffix("/v1") + PATHS[entry.route]
         reply = client.post(url, json=body, headers=link.headers(plan))
         assert reply.content == entry.content
