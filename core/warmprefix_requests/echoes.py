@@ -171,6 +171,13 @@ class EchoStream:
         if not self._held and "[" not in piece:
             self._front = (self._front + piece[-2:])[-2:]
             return piece
+        return self._passed(piece, is_end=False)
+
+    def finish(self) -> str:
+        """Return the text that waits; nothing follows it."""
+        return self._passed("", is_end=True)
+
+    def _passed(self, piece: str, *, is_end: bool) -> str:
         text, self._held = self._held + piece, ""
         passed: list[str] = []
         done = searched = 0
@@ -179,13 +186,13 @@ class EchoStream:
             if _LEAD_IN.match(text, begin):
                 references = self._echoes.written(self._form)
                 rest = text[begin : begin + references.longest]
-                if begin + len(rest) == len(text) and references.begins_with(rest):
+                if not is_end and begin + len(rest) == len(text) and references.begins_with(rest):
                     self._held = text[begin:]
                     text = text[:begin]
                     break
                 found = references.at(text, begin, self._front + text[max(0, begin - 2) : begin])
                 self.unresolved += found is None
-            elif any(lead.startswith(text[begin : begin + len(lead)]) for lead in _LEAD_INS):
+            elif not is_end and any(lead.startswith(text[begin : begin + len(lead)]) for lead in _LEAD_INS):
                 self._held = text[begin:]  # too short yet
                 text = text[:begin]
                 break
@@ -196,21 +203,6 @@ class EchoStream:
                 self.restored += 1
         self._front = (self._front + text[-2:])[-2:]
         return "".join([*passed, text[done:]])
-
-    def finish(self) -> str:
-        """Return the text that waits; nothing follows it."""
-        text, self._held = self._held, ""
-        is_begun = _LEAD_IN.match(text) is not None
-        found = self._echoes.written(self._form).at(text, 0, self._front) if is_begun else None
-        if found is None:
-            self.unresolved += is_begun
-            return text
-        self.restored += 1
-        rest = EchoStream(self._echoes, self._form)
-        tail = rest.feed(text[found[0] :]) + rest.finish()
-        self.restored += rest.restored
-        self.unresolved += rest.unresolved
-        return found[1] + tail
 
 
 def _escaped(text: str, depth: int, is_ascii: bool) -> str:
