@@ -96,10 +96,7 @@ def _last_end(held: bytearray, searched: int) -> int:
     if _is_usual(held, searched):
         found = held.rfind(b"\n\n", searched)
         return found + 2 if found >= 0 else 0
-    last = 0
-    for end in _END.finditer(held, searched):
-        last = end.end()
-    return last
+    return max((end.end() for end in _END.finditer(held, searched)), default=0)
 
 
 def event_data(event: bytes, field: bytes = b"data") -> bytes:

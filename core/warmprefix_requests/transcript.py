@@ -318,7 +318,7 @@ class Transcript:
                     parts[home] = "".join([*pieces, (original[part] or "")[at:]])
                 home, part, at, pieces = first.part, first.part, 0, []
             reference = self._refer(source, [span.quote for span in run], call)
-            self.latest[reference] = _between(original, first, last)
+            self.latest[reference] = _text_between(original, first.part, first.start, last.part, last.end)
             pieces += ((original[part] or "")[at : first.start], reference)
             parts[part + 1 : last.part + 1] = [""] * (last.part - part)
             part, at = last.part, last.end
@@ -328,14 +328,9 @@ class Transcript:
 
     def _touch(self, parts: Sequence[str | None], before: _Span, after: _Span) -> bool:
         """Return True if only the separator stands between two passages."""
-        if before.part == after.part:
-            between = (parts[before.part] or "")[before.end : after.start]
-        else:
-            between_parts = parts[before.part : after.part + 1]
-            if None in between_parts:
-                return False
-            texts = [part or "" for part in between_parts]
-            between = texts[0][before.end :] + "".join(texts[1:-1]) + texts[-1][: after.start]
+        if None in parts[before.part : after.part + 1]:
+            return False
+        between = _text_between(parts, before.part, before.end, after.part, after.start)
         return between == (self._separator or _SEPARATOR)
 
     def _refer(self, source: _Result, quotes: Sequence[str], call: _Call | None) -> str:
@@ -418,12 +413,12 @@ class Transcript:
         self.reference_tokens += (size + 3) // 4
 
 
-def _between(parts: Sequence[str | None], first: _Span, last: _Span) -> str:
-    """Return the text from the begin of one span to the end of another."""
-    texts = [part or "" for part in parts[first.part : last.part + 1]]
-    texts[-1] = texts[-1][: last.end]
-    texts[0] = texts[0][first.start :]
-    return "".join(texts)
+def _text_between(parts: Sequence[str | None], first: int, start: int, last: int, end: int) -> str:
+    """Return the text from a place in one part to a place in the same or a later part."""
+    if first == last:  # with many spans in one part, to copy all in front of each would take quadratic time
+        return (parts[first] or "")[start:end]
+    texts = [part or "" for part in parts[first : last + 1]]
+    return "".join([texts[0][start:], *texts[1:-1], texts[-1][:end]])
 
 
 def _size(text: str) -> int:
