@@ -77,6 +77,9 @@ class Repairs:
 
     def changes(self, kind: str) -> bool:
         """Return whether the repair of one defect changes the log at all."""
+        if kind in TEXT_KINDS:
+            messages = self._survey.uses
+            return any(self._survey.rewritten(message, Kinds({kind})) is not message for message in messages)
         sent, repaired = self._survey.log.as_sent(), self.version(Kinds({kind}))
         return (sent.prompts, sent.salts) != (repaired.prompts, repaired.salts)
 

@@ -6,7 +6,7 @@ import re
 import unicodedata
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
 
@@ -31,10 +31,6 @@ class TextCheck:
     """Where `rewrite` repairs: outside of lists, inside, in the first segments of items, or in several of these."""
     elsewhere: Callable[[str], str] = str
     """The same for all other segments."""
-
-    def rewrite_in(self, parts: int) -> Callable[[str], str]:
-        """Return the function that repairs a segment which stands in these parts."""
-        return self.rewrite if parts & self.parts else self.elsewhere
 
 
 _PLAIN = {
@@ -109,8 +105,8 @@ _SEVERAL_TIMES = re.compile(r"<time>(?:[\s,]*(?:at|T|the|-)?[\s,]*<time>)+")
 
 _SHORT_MONTH = "(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
 _TIME_HINT = re.compile(
-    rf"\d[:/.-]\d|day\b|\d\s?[AaPp][Mm]\b|\d{{8}}|\dh\d|\d-W\d|\d, \d|\d\s?[\u5e74\ub144]"
-    rf"|\d\S{{0,3}}\s{_SHORT_MONTH}|{_SHORT_MONTH}[a-z.]*\s\d"
+    rf"\d(?:[:/.-]\d|\s?[AaPp][Mm]\b|\d{{7}}|h\d|-W\d|, \d|\s?[\u5e74\ub144]|\S{{0,3}}\s{_SHORT_MONTH})"
+    rf"|day\b|{_SHORT_MONTH}[a-z.]*\s\d"
 )
 
 
@@ -211,6 +207,9 @@ TEXT_CHECKS = (
 
 TEXT_KINDS = frozenset(check.kind for check in TEXT_CHECKS)
 
+_REWRITES = [check.rewrite for check in TEXT_CHECKS if check.rewrite is not mask_times]
+"""Functions that change every segment with a defect: `mask_scores` masks times too."""
+
 _SUSPECT = re.compile(r"[^ -/:-~]")
 
 
@@ -221,10 +220,10 @@ class CheckedSegments:
         self.pool = pool
         self.defective = PerSegment(pool.texts, _is_defective)
         """Returns for each segment whether a check could change it."""
-        self.result = Memo[tuple[Callable[[str], str], int], int](
-            lambda key: pool.intern(key[0](pool.texts[key[1]]))
-        ).__getitem__
-        """Returns what a function makes of a segment."""
+        self.results = Memo[Callable[[str], str], Memo[int, int]](
+            lambda rewrite: Memo(lambda number: pool.intern(rewrite(pool.texts[number])))
+        )
+        """For each function, what it makes of a segment."""
 
 
 class Rewriter:
@@ -241,8 +240,8 @@ class Rewriter:
         self._parts = bytearray() if lists is None else _parts_of(len(checked.pool), lists)
         self._default_parts = _OUTSIDE if lists is not None else _INSIDE | _OUTSIDE
         self._searched = 0
-        self._defective: list[tuple[int, int, frozenset[str]]] = []
-        """Of the first `_searched` segments those with defects: the parts where each stands, and the defects."""
+        self._defective: list[tuple[int, list[tuple[str, Memo[int, int]]]]] = []
+        """Of the first `_searched` segments those with defects, each with the kinds and their repairs."""
         self._changed: defaultdict[frozenset[str], dict[int, int]] = defaultdict(dict)
         """For each set of defects, the segments that change without them."""
         self._done: Counter[frozenset[str]] = Counter()
@@ -253,11 +252,11 @@ class Rewriter:
         if len(ids) and max(ids) >= self._searched:
             self._search()
         changed = self._changed[kinds]
-        for number, parts, defects in self._defective[self._done[kinds] :]:
+        for number, repairs in self._defective[self._done[kinds] :]:
             repaired = number
-            for check in TEXT_CHECKS:
-                if check.kind in defects and check.kind in kinds:
-                    repaired = self._checked.result((check.rewrite_in(parts), repaired))
+            for kind, results in repairs:
+                if kind in kinds:
+                    repaired = results[repaired]
             if repaired != number:
                 changed[number] = repaired
         self._done[kinds] = len(self._defective)
@@ -267,10 +266,10 @@ class Rewriter:
         return array("I", list(map(changed.get, numbers, numbers)))
 
     def _search(self) -> None:
-        parts, result, defective = self._parts, self._checked.result, self._checked.defective()
+        parts, results, defective = self._parts, self._checked.results, self._checked.defective()
         size = len(defective)
         found = list(compress(range(self._searched, size), defective[self._searched :]))
-        plain = [result((plain_space, result((plain_characters, number)))) for number in found]
+        plain = [results[plain_space][results[plain_characters][number]] for number in found]
         together: Counter[int] = Counter()
         for number, text in zip(found, plain, strict=True):  # all spellings of a text stand where any of them stands
             together[text] |= parts[number] if number < len(parts) else 0
@@ -278,21 +277,18 @@ class Rewriter:
                 together[text] |= _OUTSIDE
         for number, text in zip(found, plain, strict=True):
             everywhere = together[text] or self._default_parts
-            if defects := self._defects(number, text, everywhere):
-                self._defective.append((number, everywhere, defects))
+            if repairs := list(self._repairs(number, text, everywhere)):
+                self._defective.append((number, repairs))
         self._searched = size
 
-    def _defects(self, number: int, plain: int, parts: int) -> frozenset[str]:
-        """Return the kinds that change a segment, in plain characters or without the defects repaired before."""
-        found = set()
-        result = self._checked.result
+    def _repairs(self, number: int, plain: int, parts: int) -> Iterator[tuple[str, Memo[int, int]]]:
+        """Yield the kinds that change a segment, in plain characters or without the defects repaired before."""
         repaired = number
         for check in TEXT_CHECKS:
-            rewrite = check.rewrite_in(parts)
-            before, repaired = repaired, result((rewrite, repaired))
-            if repaired != before or result((rewrite, plain)) != plain:
-                found.add(check.kind)
-        return frozenset(found)
+            results = self._checked.results[check.rewrite if parts & check.parts else check.elsewhere]
+            before, repaired = repaired, results[repaired]
+            if repaired != before or results[plain] != plain:
+                yield check.kind, results
 
 
 def _parts_of(size: int, lists: Mapping[LogMessage, Sequence[ItemList]]) -> bytearray:
@@ -316,9 +312,7 @@ def _parts_of(size: int, lists: Mapping[LogMessage, Sequence[ItemList]]) -> byte
 
 def _is_defective(segment: str) -> bool:
     """Return whether a check changes a segment in any part."""
-    # What changes times changes scores too.
-    checks = (check for check in TEXT_CHECKS if check.kind != "timestamp")
-    return _is_suspect(segment) and any(check.rewrite(segment) != segment for check in checks)
+    return _is_suspect(segment) and any(rewrite(segment) != segment for rewrite in _REWRITES)
 
 
 def _is_suspect(segment: str) -> bool:
