@@ -26,11 +26,10 @@ from traces import generated, given_files, reported_k
 from warmprefix import ContextPlanner
 from warmprefix.batch import BatchPlan, BatchRequest
 from warmprefix.traces import NoRecorder
-from warmprefix_openai.shards import shards_of
+from warmprefix_openai.shards import REQUEST_TOKENS, shards_of
 from warmprefix_tools.replay.workload import Workload
 from warmprefix_tools.traces.reader import read_trace
 
-REQUEST_TOKENS = 256
 Cost = tuple[int, int]
 """Requests and computed tokens of one replica."""
 
@@ -72,7 +71,7 @@ def kept_order(plan: BatchPlan, replicas: int) -> list[BatchPlan]:
 
 
 WAYS: dict[str, Callable[[Sequence[BatchRequest], BatchPlan, int], Sequence[BatchPlan]]] = {
-    "shards": lambda requests, plan, replicas: shards_of(plan, replicas, request_tokens=REQUEST_TOKENS),
+    "shards": lambda requests, plan, replicas: shards_of(plan, replicas),
     "round robin, planned": lambda requests, plan, replicas: list(map(planned, dealt(requests, replicas))),
     "first block, planned": lambda requests, plan, replicas: list(map(planned, by_first_block(requests, replicas))),
     "round robin of the plan": lambda requests, plan, replicas: kept_order(plan, replicas),

@@ -11,13 +11,16 @@ from warmprefix.batch import BatchPlan, Placed, PlannedRequest, planned_primes, 
 from warmprefix.errors import check_count
 from warmprefix.plan import Scope
 
-__all__ = ["cut_places", "part_of", "shards_of"]
+__all__ = ["REQUEST_TOKENS", "cut_places", "part_of", "shards_of"]
+
+REQUEST_TOKENS = 256
+"""Cost of a request in addition to its context: its question and answer, in tokens of prefill."""
 
 _SLACK = 0.05
 """The share of one part's cost by which each of its ends may move to a cheaper place."""
 
 
-def shards_of(plan: BatchPlan, replicas: int, *, request_tokens: int = 256) -> tuple[BatchPlan, ...]:
+def shards_of(plan: BatchPlan, replicas: int) -> tuple[BatchPlan, ...]:
     """Return one plan for each replica of the model, with about equal costs.
 
     The execution order is cut, so that requests with a common beginning stay together; only what the requests around a
@@ -25,25 +28,20 @@ def shards_of(plan: BatchPlan, replicas: int, *, request_tokens: int = 256) -> t
     cache of `capacity_tokens`; its other fields are those of the whole plan. Parts may be empty if there are fewer
     requests than replicas. Commit each request once, from a part or from the whole plan.
 
-    A part costs the tokens that it computes, with `request_tokens` for each request. Costs differ by about 10 %, or by
+    A part costs the tokens that it computes, with `REQUEST_TOKENS` for each request. Costs differ by about 10 %, or by
     one request that is longer. O(all blocks).
 
     Args:
         plan: The plan of all requests.
         replicas: Number of replicas, each with a prefix cache of its own.
-        request_tokens: The cost of a request in addition to its context: its question and answer, in tokens of prefill.
 
     Raises:
-        TypeError: A number is not an int.
-        ValueError: `replicas` is below 1, or `request_tokens` is negative.
+        TypeError: `replicas` is no int.
+        ValueError: `replicas` is below 1.
     """
     check_count("replicas", replicas)
-    if isinstance(request_tokens, bool) or not isinstance(request_tokens, int):
-        raise TypeError(f"request_tokens must be an int, got {type(request_tokens).__name__}")
-    if request_tokens < 0:
-        raise ValueError(f"request_tokens must be 0 or more, got {request_tokens}")
     requests = plan.requests
-    costs = [_context_tokens(planned) - planned.saved_tokens + request_tokens for planned in requests]
+    costs = [_context_tokens(planned) - planned.saved_tokens + REQUEST_TOKENS for planned in requests]
     cuts = cut_places(costs, [planned.saved_tokens for planned in requests], replicas)
     return tuple([part_of(plan, requests[begin:end]) for begin, end in pairwise([0, *cuts, len(requests)])])
 

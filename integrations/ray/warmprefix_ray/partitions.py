@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from warmprefix.batch import BatchRequest, MergePlanner, no_progress, serve
 from warmprefix.errors import MissingExtraError, check_count
-from warmprefix_openai.shards import cut_places
+from warmprefix_openai.shards import REQUEST_TOKENS, cut_places
 
 try:
     import numpy as np
@@ -26,9 +26,6 @@ _ROUNDS = 8
 
 _BALANCED_REQUESTS = 20_000
 """Most requests of the sample that these passes use."""
-
-_REQUEST_TOKENS = 256
-"""The cost of a request in addition to its context, as `shards_of` has it."""
 
 _ROWS = 4_096
 """Requests that are assigned at once."""
@@ -101,7 +98,7 @@ class Partitions:
         placed = MergePlanner().arrange(contexts, lengths, no_progress) if contexts else []
         saved = [served.tokens for served in serve(placed, lengths)]
         costs = [
-            sum([lengths[number] for number in order]) - tokens + _REQUEST_TOKENS
+            sum([lengths[number] for number in order]) - tokens + REQUEST_TOKENS
             for (_, order), tokens in zip(placed, saved, strict=True)
         ]
         ends = [*cut_places(costs, saved, partitions), len(placed)]

@@ -62,29 +62,33 @@ def test_each_request_is_in_one_part(
 
 
 @pytest.mark.parametrize("replicas", [2, 4, 8, 16])
-def test_parts_cost_the_same_and_compute_little_twice(replicas: int) -> None:
+def test_parts_cost_the_same_and_compute_little_twice(replicas: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("warmprefix_openai.shards.REQUEST_TOKENS", 0)
     plan = ContextPlanner().plan_batch(topics(4_000, 7))
-    shards = shards_of(plan, replicas, request_tokens=0)
+    shards = shards_of(plan, replicas)
     costs = list(map(computed, shards))
     assert sum(costs) <= computed(plan) * (1 + replicas / 100)
     mean = sum(costs) / replicas
     assert max(abs(cost - mean) for cost in costs) <= 0.1 * mean + 1_000  # one request may be longer
 
 
-def test_what_a_request_costs_in_addition_counts() -> None:
+def test_what_a_request_costs_in_addition_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     same = [ContextBlock("Text.", id="b", tokens=10_000)]
     requests = [BatchRequest(f"same-{n}", same) for n in range(90)] + [
         BatchRequest(f"own-{n}", [ContextBlock(f"Own {n}.", tokens=1_000)]) for n in range(10)
     ]
     plan = ContextPlanner().plan_batch(requests)
-    assert {len(shard) for shard in shards_of(plan, 2, request_tokens=0)} != {50}
-    assert all(45 <= len(shard) <= 55 for shard in shards_of(plan, 2, request_tokens=100_000))
+    monkeypatch.setattr("warmprefix_openai.shards.REQUEST_TOKENS", 0)
+    assert {len(shard) for shard in shards_of(plan, 2)} != {50}
+    monkeypatch.setattr("warmprefix_openai.shards.REQUEST_TOKENS", 100_000)
+    assert all(45 <= len(shard) <= 55 for shard in shards_of(plan, 2))
 
 
-def test_a_large_group_is_cut() -> None:
+def test_a_large_group_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("warmprefix_openai.shards.REQUEST_TOKENS", 1_000_000)
     same = [ContextBlock("Text.", id="b", tokens=10_000)]
     plan = ContextPlanner().plan_batch([BatchRequest(n, same) for n in range(100)])
-    shards = shards_of(plan, 4, request_tokens=1_000_000)
+    shards = shards_of(plan, 4)
     assert [len(shard) for shard in shards] == [25] * 4
     assert sum(map(computed, shards)) == 4 * computed(plan) == 40_000
 
@@ -115,9 +119,3 @@ def test_plans_of_parts_can_be_committed() -> None:
 def test_other_numbers_of_replicas_are_refused(arguments: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match="replicas"):
         shards_of(ContextPlanner().plan_batch(topics(3, 0)), *arguments)
-
-
-@pytest.mark.parametrize(("tokens", "error"), [(-1, ValueError), (0.5, TypeError)])
-def test_other_request_tokens_are_refused(tokens: Any, error: type[Exception]) -> None:
-    with pytest.raises(error, match="request_tokens"):
-        shards_of(ContextPlanner().plan_batch(topics(3, 0)), 2, request_tokens=tokens)
