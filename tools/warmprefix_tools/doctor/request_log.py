@@ -58,7 +58,7 @@ EMPTY = 0
 """Number of the segment without text."""
 _EMPTY_BYTES = bytes(WIDTH)
 
-_SEGMENT = re.compile(r"\s*(?:[^\S\n]*[^\s.!?]+|[.!?]+(?![\s.!?]|\Z))*[.!?]*")
+_SEGMENT = re.compile(r"\s*(?:[^\n.!?]*[^\s.!?]|[.!?]+(?![\s.!?]|\Z))*[.!?]*")
 _LONG = 1_000
 _RUN = 16
 _PIECE_OF_LONG = re.compile(rf"(?s).{{{_LONG},}}?\S(?=\s)|.+")
