@@ -29,7 +29,7 @@ import redis
 from common import percentile, print_table
 from redis_servers import Server, binaries
 from result_files import write_rows
-from warmprefix.stores import Commit, Conversation, Prepare, SeenBlock
+from warmprefix.stores import Commit, Conversation, Prepare, RecordBounds, SeenBlock
 from warmprefix_redis import RedisSeenStore, conversation_key
 
 K = 15
@@ -218,7 +218,7 @@ def measure_memory(server: Server, admin: redis.Redis) -> list[dict[str, Any]]:
         ("at the bound of 1,024 blocks", 400, 15, 1_024),
         ("at a bound of 256 blocks", 400, 15, 256),
     ):
-        store = RedisSeenStore(server.url, timeout=5, max_blocks=bound)
+        store = RedisSeenStore(server.url, timeout=5, bounds=RecordBounds(max_blocks=bound))
         chat = Conversation("tenant", name)
         rng, largest, blocks, slowest = random.Random(name), 0, 0, 0.0
         for turn in range(turns):

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from fault_proxy import Delay, Dribble, FaultProxy, Reorder, Stall, Swallow, Truncate
 from redis_servers import Clock, Server, wait_until
-from warmprefix.stores import Conversation, MemorySeenStore, Operation, SeenStore, Snapshot
+from warmprefix.stores import Conversation, MemorySeenStore, Operation, RecordBounds, SeenStore, Snapshot
 from warmprefix_redis import RedisSeenStore
 
 # REDIS from warmprefix_redis import RedisSeenStore
@@ -122,9 +122,7 @@ class MemoryLaboratory(Laboratory):
         self._now = 0.0
         self._shared = MemorySeenStore(
             max_conversations=15 if lossy else 10_000,
-            max_blocks=40,
-            ttl=1_000 if lossy else 1e12,
-            lease_ttl=self._lease_ttl,
+            bounds=RecordBounds(max_blocks=40, ttl=1_000 if lossy else 1e12, lease_ttl=self._lease_ttl),
             clock=lambda: self._now,
         )
         self._faulties: dict[int, _Faulty] = {}
@@ -223,7 +221,7 @@ class RedisLaboratory(Laboratory):
         while len(self._proxies) <= worker:
             self._proxies.append(FaultProxy(self._server.port, seed=self._rng.randrange(1 << 30)))
         url = f"redis://127.0.0.1:{self._proxies[worker].port}"
-        return RedisSeenStore(url, lease_ttl=self._lease_ttl, max_blocks=64)
+        return RedisSeenStore(url, bounds=RecordBounds(lease_ttl=self._lease_ttl, max_blocks=64))
 
     @property
     def lease(self) -> Lease:

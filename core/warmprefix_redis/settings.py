@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from warmprefix.errors import MissingExtraError
 from warmprefix.planner import PlannerOptions
+from warmprefix.stores import RecordBounds
 from warmprefix_redis.order_sharing import RedisOrderSharing
 from warmprefix_redis.store import RedisSeenStore
 
@@ -76,9 +77,9 @@ def planner_options(url: str | None, settings: SharedSettings | None) -> Planner
     store = RedisSeenStore(
         address,
         prefix=settings.key_prefix,
-        max_blocks=settings.max_blocks,
-        ttl=settings.conversation_ttl,
-        lease_ttl=settings.lease_ttl,
+        bounds=RecordBounds(
+            max_blocks=settings.max_blocks, ttl=settings.conversation_ttl, lease_ttl=settings.lease_ttl
+        ),
         timeout=settings.store_budget,
     )
     return {

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import partial
 from typing import Any, TypeVar
 
@@ -19,9 +20,11 @@ from warmprefix.stores import (
     Forget,
     Operation,
     Prepare,
+    RecordBounds,
     Snapshot,
     Steps,
     arun_steps,
+    check_positive,
     run_steps,
     unknown_operation,
 )
@@ -55,11 +58,8 @@ class RedisSeenStore:
             `redis+sentinel://host:port,host:port/service/0` or `redis+cluster://host:port,host:port`; or a Redis or
             RedisCluster client, which then serves threads only, has timeouts of its own, and is not closed.
         prefix: Beginning of all keys.
-        max_blocks: Blocks remembered per conversation. When the count is an eighth above it (from 64 on), the oldest
-            are dropped, and sent again. Of labels, four times as many.
-        max_leases: Open plans per conversation; beyond it the oldest can no longer be committed.
-        ttl: Seconds after its last use at which a conversation is dropped.
-        lease_ttl: Seconds in which a plan must be committed.
+        bounds: Bounds of each conversation; None for the defaults with 1,024 blocks. Blocks are dropped when their
+            count is an eighth above the bound (from 64 on). Of labels, four times as many are kept.
         timeout: Seconds that connecting, and then each answer, may take.
     """
 
@@ -68,19 +68,14 @@ class RedisSeenStore:
         target: Any,
         *,
         prefix: str = "wp",
-        max_blocks: int = 1_024,
-        max_leases: int = 64,
-        ttl: float = 86_400.0,
-        lease_ttl: float = 600.0,
+        bounds: RecordBounds | None = None,
         timeout: float = 0.020,
     ) -> None:
-        bounds = {"max_blocks": max_blocks, "max_leases": max_leases, "ttl": ttl, "lease_ttl": lease_ttl}
-        for name, value in {**bounds, "timeout": timeout}.items():
-            if value <= 0:
-                raise ValueError(f"{name} must be positive, got {value}")
+        check_positive(timeout=timeout)
+        bounds = RecordBounds(max_blocks=1_024) if bounds is None else bounds
         self._prefix = record.check_prefix(prefix)
-        milliseconds = {name: max(1, round(bounds[name] * 1_000)) for name in ("ttl", "lease_ttl")}
-        self._bounds: Mapping[str, object] = {**bounds, **milliseconds}
+        milliseconds = {name: max(1, round(getattr(bounds, name) * 1_000)) for name in ("ttl", "lease_ttl")}
+        self._bounds: Mapping[str, object] = {**asdict(bounds), **milliseconds}
         self._timeout = timeout
         self._clients = Clients(target, timeout)
         self._calling = threading.local()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from tests.stores.conftest import with_bounds
 
 from true_prompts import Dialogue
 from warmprefix import ContextPlanner
@@ -18,7 +19,7 @@ OpenPlanner = Callable[..., ContextPlanner]
 
 
 def open_store(url: str, budget: float, breaker: CircuitBreaker | None = None, **options: Any) -> RedisSeenStore:
-    store = RedisSeenStore(url, timeout=budget, **options)
+    store = RedisSeenStore(url, timeout=budget, **with_bounds(options))
     store.breaker = breaker or store.breaker
     return store
 

@@ -79,8 +79,10 @@ def test_the_lease_of_a_dead_worker_ends(open_planner: OpenPlanner, dialogue: Di
 import os, signal, sys
 from true_prompts import Dialogue
 from warmprefix import ContextPlanner
+from warmprefix.stores import RecordBounds
 from warmprefix_redis import RedisSeenStore
-planner = ContextPlanner(store=RedisSeenStore(sys.argv[1], lease_ttl=2, timeout=5), annotate="both")
+store = RedisSeenStore(sys.argv[1], bounds=RecordBounds(lease_ttl=2), timeout=5)
+planner = ContextPlanner(store=store, annotate="both")
 assert planner.plan(Dialogue.blocks([1, 9]), conversation="chat", placement="tail").turn == 2
 os.kill(os.getpid(), signal.SIGKILL)
 """

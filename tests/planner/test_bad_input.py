@@ -157,7 +157,7 @@ def test_a_plan_of_another_planner_is_not_committed() -> None:
     assert not ContextPlanner().commit(ContextPlanner().plan([BLOCK]))
 
 
-@pytest.mark.parametrize("name", ["max_conversations", "max_blocks", "max_leases", "max_entries", "ttl", "lease_ttl"])
+@pytest.mark.parametrize("name", ["max_conversations", "max_entries"])
 def test_bad_store_bounds_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"^{name} must be positive, got 0$"):
         MemorySeenStore(**{name: 0})  # type: ignore[arg-type]

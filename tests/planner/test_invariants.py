@@ -22,7 +22,7 @@ from warmprefix.batch.session import BATCH_PLANNERS
 from warmprefix.blocks import Pin
 from warmprefix.ordering import POLICIES
 from warmprefix.plan import PlannedBlock
-from warmprefix.stores import Conversation, Forget, MemorySeenStore, Operation
+from warmprefix.stores import Conversation, Forget, MemorySeenStore, Operation, RecordBounds
 
 T = TypeVar("T")
 
@@ -131,7 +131,7 @@ class FlakyStore(MemorySeenStore):
     """Loses some answers: an operation fails before or after it is done."""
 
     def __init__(self, clock: Any) -> None:
-        super().__init__(ttl=1_000, lease_ttl=100, clock=clock)
+        super().__init__(bounds=RecordBounds(ttl=1_000, lease_ttl=100), clock=clock)
         self.fault: Literal["none", "before", "after"] = "none"
 
     def execute(self, operation: Operation[T]) -> T:

@@ -16,7 +16,7 @@ import redis
 from hypothesis import settings
 
 from redis_servers import Clock, Cluster, SentinelSetup, Server, binaries
-from warmprefix.stores import Conversation, MemorySeenStore, Operation, SeenStore, Snapshot
+from warmprefix.stores import Conversation, MemorySeenStore, Operation, RecordBounds, SeenStore, Snapshot
 from warmprefix_redis import RedisSeenStore
 
 T = TypeVar("T")
@@ -37,6 +37,13 @@ class Reachable(Protocol):
     def jump(self, seconds: float) -> None: ...
 
 
+def with_bounds(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a store, with those that bound its records in one value."""
+    bounds = {name: options[name] for name in RecordBounds.__slots__ if name in options}
+    others = {name: value for name, value in options.items() if name not in bounds}
+    return {**others, "bounds": RecordBounds(**bounds)} if bounds else others
+
+
 class MemoryKits:
     """Kits of stores in this process, with a clock that moves when `wait` is called."""
 
@@ -51,7 +58,7 @@ class MemoryKit:
         self.now = 1_000.0
 
     def store(self, **bounds: float) -> SeenStore:
-        return MemorySeenStore(clock=lambda: self.now, **bounds)  # type: ignore[arg-type]
+        return MemorySeenStore(clock=lambda: self.now, **with_bounds(bounds))
 
     def wait(self, seconds: float) -> None:
         self.now += seconds
@@ -72,7 +79,7 @@ class RedisKits:
         return RedisKit(self, f"wp:{next(self._numbers)}")
 
     def open(self, **options: Any) -> SeenStore:
-        store = RedisSeenStore(self.url, timeout=10, **options)
+        store = RedisSeenStore(self.url, timeout=10, **with_bounds(options))
         self._stores.append(store)
         return store
 
@@ -211,7 +218,7 @@ def open_store(server: Server, admin: redis.Redis) -> Iterator[Callable[..., Red
     stores: list[RedisSeenStore] = []
 
     def open_store(**options: Any) -> RedisSeenStore:
-        stores.append(RedisSeenStore(server.url, **{"timeout": 10, **options}))
+        stores.append(RedisSeenStore(server.url, **{"timeout": 10, **with_bounds(options)}))
         return stores[-1]
 
     yield open_store

@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from warmprefix.order_sharing import MAX_BLOCKS, LearnedOrder
-from warmprefix.stores import Conversation, MemorySeenStore, Prepare
+from warmprefix.stores import Conversation, MemorySeenStore, Prepare, RecordBounds
 from warmprefix_redis import RedisSeenStore, check_prefix, parse_redis_url
 from warmprefix_redis.breaker import CircuitBreaker
 from warmprefix_redis.order_codec import encode
@@ -22,8 +22,8 @@ KEY = b"k" * 16
 SENDER = b"sender 1"
 OPERATIONS = "operation must be a Prepare, Commit, Abandon or Forget, got str"
 
-MEMORY = ["max_conversations", "max_blocks", "max_leases", "max_entries", "ttl", "lease_ttl"]
-REDIS = ["max_blocks", "max_leases", "ttl", "lease_ttl", "timeout"]
+MEMORY = ["max_conversations", "max_entries"]
+RECORD = ["max_blocks", "max_leases", "ttl", "lease_ttl"]
 
 
 def positive(make: Callable[..., object], names: list[str], value: int = 0) -> list[tuple[Callable[[], object], str]]:
@@ -32,7 +32,8 @@ def positive(make: Callable[..., object], names: list[str], value: int = 0) -> l
 
 CASES: list[tuple[Callable[[], object], str]] = [
     *positive(MemorySeenStore, MEMORY),
-    *positive(partial(RedisSeenStore, URL), REDIS, -1),
+    *positive(RecordBounds, RECORD),
+    *positive(partial(RedisSeenStore, URL), ["timeout"], -1),
     (lambda: CircuitBreaker(6, 5), "first_pause must be 0 to longest_pause, which is 5, got 6"),
     (lambda: RedisSeenStore(6379), "target must be a URL, or a Redis or RedisCluster.*, got int"),
     (lambda: RedisSeenStore(redis.Redis(decode_responses=True)), "target must have decode_responses=False.*, got True"),

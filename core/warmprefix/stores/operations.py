@@ -15,11 +15,13 @@ __all__ = [
     "Operation",
     "Prepare",
     "PreparedTurn",
+    "RecordBounds",
     "SeenBlock",
     "SeenStore",
     "Snapshot",
     "Steps",
     "arun_steps",
+    "check_positive",
     "run_steps",
     "unknown_operation",
 ]
@@ -147,6 +149,34 @@ class Forget(Operation[None]):
 def unknown_operation(operation: object) -> TypeError:
     """Return the error for a value that is not one of the four operations."""
     return TypeError(f"operation must be a Prepare, Commit, Abandon or Forget, got {type(operation).__name__}")
+
+
+@dataclass(frozen=True, slots=True)
+class RecordBounds:
+    """Bounds of what a store remembers of a conversation.
+
+    Raises:
+        ValueError: A bound is not positive.
+    """
+
+    max_blocks: int = 4_096
+    """Blocks; beyond it the oldest is dropped, and sent again."""
+    max_leases: int = 64
+    """Plans in flight; beyond it the oldest can no longer be committed."""
+    ttl: float = 86_400.0
+    """Seconds after its last use at which a conversation is dropped."""
+    lease_ttl: float = 600.0
+    """Seconds in which a plan must be committed."""
+
+    def __post_init__(self) -> None:
+        check_positive(max_blocks=self.max_blocks, max_leases=self.max_leases, ttl=self.ttl, lease_ttl=self.lease_ttl)
+
+
+def check_positive(**bounds: float) -> None:
+    """Check that each bound is above 0; the error names it."""
+    for name, value in bounds.items():
+        if value <= 0:
+            raise ValueError(f"{name} must be positive, got {value}")
 
 
 # -- stores ------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any
 
 from warmprefix import __version__
 from warmprefix.errors import MissingExtraError
-from warmprefix.stores import Conversation, Forget
+from warmprefix.stores import Conversation, Forget, RecordBounds
 from warmprefix_openai.outputs import standard_output
 from warmprefix_redis import URL_SCHEMES, RedisSeenStore, check_prefix, connect, conversation_key, parse_redis_url
 from warmprefix_tools.redis_admin import StateError
@@ -75,7 +75,7 @@ def run_forget(url: str | None, prefix: str, conversation: Conversation) -> bool
     with _connected(url, prefix) as client:
         record = _record(client, prefix, conversation)
         ttl = (record or {}).get("expires_seconds") or _DEFAULT_TTL_SECONDS
-        RedisSeenStore(client, prefix=prefix, ttl=ttl).execute(Forget(conversation))
+        RedisSeenStore(client, prefix=prefix, bounds=RecordBounds(ttl=ttl)).execute(Forget(conversation))
     with standard_output():
         if record is None:
             print(f"There is no state of {_described(conversation)}, so nothing was forgotten.")  # noqa: T201

@@ -12,7 +12,7 @@ from warmprefix import ContextPlanner
 from warmprefix.annotate import Annotate, Templates, has_labels
 from warmprefix.ordering import OrderingPolicy
 from warmprefix.plan import ContextPlan, Placement
-from warmprefix.stores import MemorySeenStore
+from warmprefix.stores import MemorySeenStore, RecordBounds
 from warmprefix.tokens import CheckedCounter, NoteWriter, TokenCounter, as_counter
 from warmprefix.traces import NoRecorder
 from warmprefix_tools.replay.results import TODAY
@@ -96,7 +96,7 @@ class PlannerArranger:
             max_labels=workload.keys + 1,
             store=MemorySeenStore(
                 max_conversations=workload.conversations + 1,
-                max_blocks=workload.keys + 1,
+                bounds=RecordBounds(max_blocks=workload.keys + 1),
                 clock=lambda: 0.0,
             ),
             recorder=NoRecorder(),
