@@ -29,7 +29,7 @@ from result_files import write_results
 from vllm_server import engine_version, model_folder, prepare
 from warmprefix import BatchRequest, ContextPlanner
 from warmprefix.cache_profiles import vllm_checkpoints
-from warmprefix_openai import messages_for
+from warmprefix_openai import cut_chat, messages_for
 from warmprefix_openai.primer import EXACT_END, Primer
 from warmprefix_requests import read_call
 
@@ -116,7 +116,7 @@ def batched(engine: SchedulerProcess, asked: Sequence[EngineQuestion], profile: 
         due[prime.before.id].append(prime)
     for planned in batch:
         for prime in due[planned.id]:
-            messages = prime.messages()
+            messages = cut_chat(prime.before.messages(), prime.shared_text)
             assert messages is not None
             engine.ask(messages, exact=True)
         engine.ask(planned.messages())

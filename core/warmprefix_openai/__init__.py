@@ -12,7 +12,7 @@ from warmprefix_openai.completion import AnswerError, BrokenStreamError, ChatAns
 from warmprefix_openai.link import EngineLink
 from warmprefix_openai.messages import messages_for
 from warmprefix_openai.plans import PLAN_HEADER
-from warmprefix_openai.primer import PrimeStats
+from warmprefix_openai.primer import PrimeStats, cut_chat
 from warmprefix_openai.retry import Retries, may_pass, status_of
 from warmprefix_openai.tracker import LinkStats
 
@@ -39,6 +39,7 @@ __all__ = [
     "WholeAnswer",
     "ask_with_retries",
     "chat_options",
+    "cut_chat",
     "event_data",
     "is_stream",
     "may_pass",

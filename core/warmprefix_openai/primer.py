@@ -11,14 +11,13 @@ from warmprefix.errors import check_count
 from warmprefix.fair_lru import FairLru
 from warmprefix.forks import fork_safe_lock
 from warmprefix.plan import ContextPlan, Scope
-from warmprefix.primes import cut_chat
 from warmprefix.residency import EngineReport
 from warmprefix_requests import Attempt, OutgoingRequest
 
 if TYPE_CHECKING:
     from warmprefix.planner import ContextPlanner
 
-__all__ = ["ANSWER_FIELDS", "EXACT_END", "PrimeStats", "Primer", "prime_of"]
+__all__ = ["ANSWER_FIELDS", "EXACT_END", "PrimeStats", "Primer", "cut_chat", "prime_of"]
 
 _DEPTHS = {0: (), 1: (3,), 2: (2, 4)}
 """Blocks in front of each prime, by the number of primes per request."""
@@ -33,6 +32,8 @@ _BURST = 8
 """Primes that may go out before the budget counts."""
 _BUSY_RATIO = 3.0
 """An engine whose latest times to first token are this many times its usual ones has a queue."""
+
+_SYSTEM = ("system", "developer")
 
 EXACT_END: Mapping[str, bool] = {"continue_final_message": True, "add_generation_prompt": False}
 """Fields of a chat request that make its prompt end with the text of the last message, without template tokens."""
@@ -216,3 +217,26 @@ def prime_of(body: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> 
     content = repr(messages).encode("utf-8", "surrogatepass")
     plain = OutgoingRequest("chat", content, {**kept, "messages": messages, "max_tokens": 1}, is_rewritten=True)
     return replace(plain.with_fields(EXACT_END), optional=("exact end",), plain=plain)
+
+
+def cut_chat(messages: Sequence[Mapping[str, Any]], shared: str) -> list[dict[str, Any]] | None:
+    """Return the chat up to the end of `shared`, and what follows it up to the first visible character.
+
+    That character is the token behind the boundary which a checkpoint needs. It is the real prompt's own, so that the
+    tokens in front of it are too. An empty `shared` ends in front of the first message that is no system prompt. None
+    if no message has the text, or only as one of several content parts. O(text).
+    """
+    for i, message in enumerate(messages):
+        content = message.get("content")
+        if not isinstance(content, str) or (not shared and message.get("role") in _SYSTEM):
+            continue
+        begin = content.find(shared)
+        if begin < 0:
+            continue
+        end = begin + len(shared)
+        rest = content[end:]
+        visible = rest.lstrip()
+        if visible:
+            end += len(rest) - len(visible) + 1
+        return [*map(dict, messages[:i]), {**message, "content": content[:end]}] if end else None
+    return None

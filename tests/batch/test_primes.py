@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warmprefix import BatchPlan, BatchRequest, ContextBlock, ContextPlanner
+from warmprefix.batch.primes import prime_gain
 from warmprefix.cache_profiles import Checkpoints
-from warmprefix.primes import cut_chat, prime_gain
-from warmprefix_openai.primer import EXACT_END, prime_of
+from warmprefix_openai.primer import EXACT_END, cut_chat, prime_of
 
 PREAMBLE = "Answer briefly."
 
@@ -42,7 +42,7 @@ def test_a_prime_stands_in_front_of_the_first_request_behind_a_shared_prefix() -
 def test_a_prime_ends_one_character_behind_the_shared_blocks() -> None:
     (prime,) = plan([[A, B], [A, C]]).primes
     first = prime.before.blocks[1].text[0]
-    messages = prime.messages()
+    messages = cut_chat(prime.before.messages(), prime.shared_text)
     assert messages == [
         {"role": "system", "content": PREAMBLE},
         {"role": "user", "content": f"The text of A.\n\n{first}"},
@@ -127,7 +127,7 @@ def test_each_prime_is_a_prefix_of_two_requests_and_no_other_has_its_checkpoint(
         keys = tuple(planned.block.fingerprint for planned in prime.before.blocks[: prime.depth])
         assert (prime.depth, keys) not in sent
         sent.add((prime.depth, keys))
-        messages = prime.messages()
+        messages = cut_chat(prime.before.messages(), prime.shared_text)
         assert messages is not None
         text = "\n".join(message["content"] for message in messages)
         own = "\n".join(message["content"] for message in prime.before.messages())

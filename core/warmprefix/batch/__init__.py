@@ -6,7 +6,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from warmprefix.batch.plan import (
-    BatchOwner,
     BatchPlan,
     BatchRequest,
     BoundKind,
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BATCH_PLANNERS",
-    "BatchOwner",
     "BatchPlan",
     "BatchPlanner",
     "BatchRequest",

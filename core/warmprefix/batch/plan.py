@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from warmprefix.annotate import Annotation
 from warmprefix.blocks import ContextBlock, as_blocks, evidence_blocks, joined_blocks
 from warmprefix.cache_profiles import Checkpoints
 from warmprefix.plan import ContextPlan, PlannedBlock, Scope
-from warmprefix.primes import cut_chat
 from warmprefix.tokens import NoteWriter, order_note
 
-__all__ = ["BatchOwner", "BatchPlan", "BatchRequest", "BoundKind", "PlannedPrime", "PlannedRequest", "SharedWording"]
+__all__ = ["BatchPlan", "BatchRequest", "BoundKind", "PlannedPrime", "PlannedRequest", "SharedWording"]
 
 BoundKind = Literal["spanning forest", "best partners", "every block once", "sampled"]
 """How an upper bound was computed, tightest first; see `warmprefix.batch.bounds.Bound`."""
@@ -202,24 +201,10 @@ class PlannedPrime:
     tokens: int
     """Tokens of the preamble and these blocks, counted or estimated."""
 
-    def messages(
-        self, chat: Callable[[PlannedRequest], Sequence[Mapping[str, Any]]] = PlannedRequest.messages
-    ) -> list[dict[str, Any]] | None:
-        """Return its chat; None if the request's chat does not have the shared blocks in one text."""
-        paragraphs = [text for text in self.before.plan.paragraphs()[: self.depth] if text]
-        return cut_chat(chat(self.before), "\n\n".join(paragraphs))
-
-
-class BatchOwner(Protocol):
-    """The planner that made a batch and learns from the orders that it served."""
-
-    def commit(self, plan: ContextPlan, cached_tokens: int | None = None) -> bool:
-        """Record that the model saw the prompt; return True if that was recorded."""
-        ...
-
-    def abandon(self, plan: ContextPlan) -> bool:
-        """Record that the model did not see the prompt; return True if the plan was open."""
-        ...
+    @property
+    def shared_text(self) -> str:
+        """The text of the blocks that the later requests share, as it stands in the prompt."""
+        return "\n\n".join(text for text in self.before.plan.paragraphs()[: self.depth] if text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +236,7 @@ class BatchPlan:
     """How `upper_bound` was computed."""
     seconds: float
     """The time that planning took."""
-    owner: BatchOwner = field(repr=False, compare=False)
+    owner: Any = field(repr=False, compare=False)
     """The planner that made the batch."""
     checkpoints: Checkpoints | None = None
     """Where the engine keeps states to continue from; None if it can continue anywhere."""

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from warmprefix.batch.plan import PlannedPrime, PlannedRequest
 from warmprefix.cache_profiles import Checkpoints
 from warmprefix.plan import Scope
-from warmprefix.primes import prime_gain
 from warmprefix.tokens import estimated_tokens
 
 __all__ = ["planned_primes"]
+
+_REQUEST_TOKENS = 32
+"""Price of one more request for an engine, in tokens of prefill."""
 
 
 @dataclass(slots=True)
@@ -66,3 +68,23 @@ def planned_primes(requests: Sequence[PlannedRequest], checkpoints: Checkpoints 
                 primes.append(PlannedPrime(planned, depth, tokens))
             reached = covered.get(id(node), reached)
     return tuple(primes)
+
+
+def prime_gain(checkpoints: Checkpoints, shared: int, covered: int, visits: int) -> int:
+    """Return the tokens of prefill that a prime saves net; 0 or less if it does not pay.
+
+    Without it, the second request behind the prefix finds what is covered, and the third and later ones a junction.
+
+    Args:
+        checkpoints: Where the engine keeps them.
+        shared: Tokens of the prefix.
+        covered: Of these, tokens up to a checkpoint that is there already.
+        visits: Number of requests that begin with the prefix, 1 or more.
+    """
+    unit = checkpoints.unit or checkpoints.block
+    reached = shared - shared % unit
+    if reached <= covered:
+        return 0
+    junction = max(shared - shared % checkpoints.block, covered)
+    saved = (reached - covered) * min(visits - 1, 1) + (reached - junction) * max(visits - 2, 0)
+    return saved - (shared - reached) - 1 - _REQUEST_TOKENS

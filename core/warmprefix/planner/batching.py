@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from warmprefix.annotate import has_labels
 from warmprefix.batch.planners import BatchPlanner, Progress, no_progress
@@ -22,7 +22,7 @@ from warmprefix.tokens import needs_note, order_note
 
 if TYPE_CHECKING:
     from warmprefix.batch.bounds import Bound
-    from warmprefix.batch.plan import BatchOwner, BatchPlan, BatchRequest, PlannedRequest, SharedWording
+    from warmprefix.batch.plan import BatchPlan, BatchRequest, PlannedRequest, SharedWording
     from warmprefix.batch.planners import Device
     from warmprefix.batch.scope_plan import NoteTokens, ScopePlan
     from warmprefix.batch.session import Requests
@@ -38,7 +38,7 @@ class BatchSession:
 
     def plan_batch(
         self,
-        owner: BatchOwner,
+        owner: Any,
         requests: Requests,
         planner: str | BatchPlanner,
         capacity_tokens: int | None,
@@ -102,7 +102,7 @@ class BatchSession:
 
     def _plan(
         self,
-        owner: BatchOwner,
+        owner: Any,
         requests: Sequence[BatchRequest],
         plan_own: Callable[[Sequence[BatchRequest], ScopeState, NoteTokens], ScopePlan],
         capacity_tokens: int | None,

@@ -10,7 +10,7 @@ from warmprefix.batch import PlannedPrime, PlannedRequest
 from warmprefix_openai.asking import CallFailedError, ChatAsker, ask_with_retries
 from warmprefix_openai.batch_runner.journal import BatchResult, Messages
 from warmprefix_openai.completion import chat_options
-from warmprefix_openai.primer import ANSWER_FIELDS, prime_of
+from warmprefix_openai.primer import ANSWER_FIELDS, cut_chat, prime_of
 from warmprefix_openai.retry import Retries, status_of
 from warmprefix_requests import FieldRefusals, OutgoingRequest
 
@@ -76,7 +76,7 @@ class Asker:
             await self._send_prime(prime)
 
     async def _send_prime(self, prime: PlannedPrime) -> None:
-        messages = prime.messages(self._messages)
+        messages = cut_chat(self._messages(prime.before), prime.shared_text)
         if messages is None or self._failures_in_a_row >= _MAX_FAILURES_IN_A_ROW:
             self._counts["skipped"] += 1
             return

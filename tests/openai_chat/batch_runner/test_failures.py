@@ -73,8 +73,8 @@ async def test_failures_that_may_pass_are_retried(
     assert failed.error.startswith(message)
     assert (failed.completion, failed.text, failed.ttft, failed.cached_tokens) == (None, None, None, None)
     assert all(result.error is None and result.text for id, result in results.items() if id != "g1m1")
-    assert batch.owner.abandoned == [batch["g1m1"].plan_id]  # type: ignore[attr-defined]
-    assert set(batch.owner.committed) == {batch[id].plan_id for id in results if id != "g1m1"}  # type: ignore[attr-defined]
+    assert batch.owner.abandoned == [batch["g1m1"].plan_id]
+    assert set(batch.owner.committed) == {batch[id].plan_id for id in results if id != "g1m1"}
 
 
 @pytest.mark.parametrize(("kind", "status"), [("status", 400), ("status", 413), ("status", 422), ("report", 400)])
@@ -106,8 +106,8 @@ async def test_all_requests_may_fail(
     assert list(results) == [request.id for request in requests(3, 5)]
     assert all(result.error for result in results.values())
     assert set(engine.attempts.values()) == {1}
-    assert batch.owner.commits == 0  # type: ignore[attr-defined]
-    assert len(batch.owner.abandoned) == 15  # type: ignore[attr-defined]
+    assert batch.owner.commits == 0
+    assert len(batch.owner.abandoned) == 15
 
 
 @pytest.mark.parametrize("failing", [1, 2, 5])
@@ -154,7 +154,7 @@ async def test_a_failure_that_concerns_all_ends_the_run_at_once(
         await collected(BatchRunner(batch).run(client, MODEL, concurrency=4, retries=AT_ONCE))
     assert set(engine.attempts.values()) == {1}
     assert len(engine.attempts) <= 8
-    assert batch.owner.commits == 0  # type: ignore[attr-defined]
+    assert batch.owner.commits == 0
 
 
 async def test_an_unknown_model_ends_the_run(plan: Plan, requests: MakeRequests, client: Any) -> None:
@@ -280,16 +280,16 @@ async def test_leaving_early_ends_the_requests_in_flight(
         while sum({"came": 1, "token": 0, "over": -1}[event.what] for event in engine.events):
             await asyncio.sleep(0.001)  # the engine sees it: no stream is left open
     assert len(seen) <= after
-    settled = {*batch.owner.committed, *batch.owner.abandoned}  # type: ignore[attr-defined]
+    settled = {*batch.owner.committed, *batch.owner.abandoned}
     assert {batch[id].plan_id for id in engine.attempts} <= settled
-    assert not set(batch.owner.committed) & set(batch.owner.abandoned)  # type: ignore[attr-defined]
+    assert not set(batch.owner.committed) & set(batch.owner.abandoned)
 
 
 async def test_requests_that_never_started_stay_open_for_the_next_run(
     plan: Plan, requests: MakeRequests, engine: Any, client: Any
 ) -> None:
     batch = plan(requests(3, 6))
-    stats = batch.owner.stats  # type: ignore[attr-defined]
+    stats = batch.owner.stats
     async with aclosing(BatchRunner(batch).run(client, MODEL, concurrency=2, ordered=False, max_tokens=4)) as run:
         await anext(run)
     left = stats()
@@ -368,6 +368,6 @@ def test_an_event_loop_that_ends_with_the_run_unfinished(plan: Plan, requests: M
     kept: list[Any] = []
     asyncio.run(main())
     gc.collect()
-    committed, abandoned = set(batch.owner.committed), set(batch.owner.abandoned)  # type: ignore[attr-defined]
+    committed, abandoned = set(batch.owner.committed), set(batch.owner.abandoned)
     assert {batch[id].plan_id for id in engine.attempts} <= committed | abandoned
     assert not committed & abandoned

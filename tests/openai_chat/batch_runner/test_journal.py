@@ -65,8 +65,8 @@ async def test_a_second_run_sends_nothing_and_returns_the_same(
     assert plain(first) == plain(second)
     assert set(engine.attempts.values()) == {1}
     assert path.stat().st_size == size
-    assert batch.owner.commits == 0  # type: ignore[attr-defined]
-    assert len(batch.owner.abandoned) == 12  # type: ignore[attr-defined]
+    assert batch.owner.commits == 0
+    assert len(batch.owner.abandoned) == 12
 
 
 @pytest.mark.sample(3)

@@ -15,7 +15,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from warmprefix import BatchPlan, BatchRequest, ContextBlock, ContextPlanner
-from warmprefix_openai import BatchResult, BatchRunner, PrimeStats
+from warmprefix_openai import BatchResult, BatchRunner, PrimeStats, cut_chat
 
 BLOCKS = [ContextBlock(f"The text of {name}.", id=name, tokens=200) for name in "ABCDE"]
 
@@ -102,7 +102,7 @@ def test_a_prime_is_sent_before_its_request(endpoint: Endpoint, batch: BatchPlan
     assert first["add_generation_prompt"] is False
     assert first["temperature"] == 0.5
     assert "stop" not in first
-    assert first["messages"] == batch.primes[0].messages()
+    assert first["messages"] == cut_chat(batch.primes[0].before.messages(), batch.primes[0].shared_text)
     assert len(endpoint.bodies) == 5
 
 

@@ -65,7 +65,7 @@ async def test_each_replica_gets_its_shard(
         assert engine.most_at_once <= 2
         cached = sum(results[planned.id].cached_tokens or 0 for planned in shard)
         assert cached >= 0.8 * shard.saved_tokens > 0
-    assert sorted(batch.owner.committed) == sorted(planned.plan_id for planned in batch)  # type: ignore[attr-defined]
+    assert sorted(batch.owner.committed) == sorted(planned.plan_id for planned in batch)
 
 
 async def test_the_rest_of_a_lost_replica_moves_in_whole_groups(

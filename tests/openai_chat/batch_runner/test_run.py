@@ -47,14 +47,14 @@ async def test_results_come_in_the_callers_order(
         assert engine.bodies[result.id]["messages"] == result.request.messages()
         assert result.prompt_tokens == engine.usage[result.id]["prompt_tokens"]
         assert result.cached_tokens == engine.usage[result.id]["prompt_tokens_details"]["cached_tokens"]
-        assert batch.owner.committed[result.request.plan_id] == result.cached_tokens  # type: ignore[attr-defined]
+        assert batch.owner.committed[result.request.plan_id] == result.cached_tokens
     assert sum(result.cached_tokens or 0 for result in results) > 0
-    stats = batch.owner.stats()  # type: ignore[attr-defined]
+    stats = batch.owner.stats()
     assert (stats.commits, stats.reports, stats.open_plans) == (len(asked), len(asked), 0)
     assert (stats.abandons, stats.late_commits) == (0, 0)
     assert stats.reported_cached_tokens == sum(result.cached_tokens or 0 for result in results)
     for planned in batch:  # the planner has learned what the engine holds now
-        assert batch.owner.plan(planned.request.blocks, preamble="Answer briefly.").resident_tokens == (  # type: ignore[attr-defined]
+        assert batch.owner.plan(planned.request.blocks, preamble="Answer briefly.").resident_tokens == (
             planned.total_tokens
         )
 
@@ -132,7 +132,7 @@ async def test_an_engine_that_reports_no_usage(plan: Plan, requests: MakeRequest
     (result,) = [result async for result in run]
     assert result.text
     assert (result.prompt_tokens, result.completion_tokens, result.cached_tokens) == (None, None, None)
-    assert batch.owner.committed == {batch["g0m0"].plan_id: None}  # type: ignore[attr-defined]
+    assert batch.owner.committed == {batch["g0m0"].plan_id: None}
 
 
 async def test_an_answer_may_hold_any_character(
@@ -177,7 +177,7 @@ async def test_a_slow_consumer_holds_nothing_back(plan: Plan, requests: MakeRequ
     batch = plan(requests(2, 4))
     run = BatchRunner(batch).run(client, MODEL, concurrency=2)
     await anext(run)
-    while len(batch.owner.committed) < 8:  # type: ignore[attr-defined]
+    while len(batch.owner.committed) < 8:
         await asyncio.sleep(0.005)
     assert len([result async for result in run]) == 7
 
