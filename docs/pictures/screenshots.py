@@ -3,7 +3,7 @@
 Needs a Chromium on the PATH, or named by WARMPREFIX_BROWSER. An emulator stands in for the engine, and a planted reader
 for the model; passages and questions are those of the demo, from Python's own standard library.
 
-    PYTHONPATH=benchmarks python docs/pictures/screenshots.py [FOLDER]
+    PYTHONPATH=benchmarks python docs/pictures/screenshots.py [FOLDER SECONDS_PER_STEP]
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def quality(folder: Path) -> str:
     return (folder / "quality.html").as_uri()
 
 
-def ask_as_agents(base_url: str) -> None:
+def ask_as_agents(base_url: str, step_seconds: float) -> None:
     """Let three agents read files for some minutes, some files twice."""
     texts = [block.text for _, _, blocks in retrieved(30) for block in blocks]
     sessions: dict[str, list[Any]] = {
@@ -122,7 +122,7 @@ def ask_as_agents(base_url: str) -> None:
                 client.chat.completions.create(
                     model=INSTANT.model, messages=messages, max_tokens=8, extra_headers=headers
                 )
-            time.sleep(STEP_SECONDS)
+            time.sleep(step_seconds)
 
 
 # -- the browser -----------------------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ def photograph(address: str, picture: Path) -> None:
         taken.convert("RGB").quantize(128).save(picture, optimize=True)
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, step_seconds: float = STEP_SECONDS) -> None:
     """Write all pictures into a folder."""
     pages: tuple[Callable[[Path], str], ...] = (demo, replay, doctor, quality)
     with tempfile.TemporaryDirectory() as directory:
@@ -154,9 +154,9 @@ def main(folder: Path) -> None:
         EmulatorServer(INSTANT) as engine,
         GatewayServer(GatewayOptions(upstreams=(engine.base_url,), port=0)) as gateway,
     ):
-        ask_as_agents(f"{gateway.url}/v1")
+        ask_as_agents(f"{gateway.url}/v1", step_seconds)
         photograph(gateway.url, folder / "page-gateway.png")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER)
+    main(Path(sys.argv[1]), float(sys.argv[2])) if len(sys.argv) > 2 else main(FOLDER)

@@ -29,7 +29,7 @@ def test_the_pages_can_be_photographed(tmp_path: Path) -> None:
     if os.environ.get("WARMPREFIX_NO_BROWSER"):
         pytest.skip("there is no browser")
     path = os.pathsep.join(filter(None, (str(PICTURES.parents[1] / "benchmarks"), os.environ.get("PYTHONPATH"))))
-    command = [sys.executable, str(PICTURES / "screenshots.py"), str(tmp_path)]
+    command = [sys.executable, str(PICTURES / "screenshots.py"), str(tmp_path), "0.1"]
     subprocess.run(command, check=True, timeout=500, env={**os.environ, "PYTHONPATH": path})
     taken = {file.name: file.read_bytes() for file in tmp_path.glob("*.png")}
     assert set(taken) == {file.name for file in PICTURES.glob("page-*.png")}
