@@ -54,7 +54,7 @@ REQUIREMENTS = {
     "demo": ["-e", ".[demo]"],
     "together": ["-e", ".[all]", "--group", "together"],
     "everything": ["-e", ".[all,ray]", "--group", "everything"],
-    "kernels": ["-e", ".[gpu]", "--group", "kernels"],
+    "kernels": ["-e", ".[batch,gpu]", "--group", "kernels"],
     **{
         f"{framework}-{version}": ["-e", f".[demo,{framework}]", "--group", f"{framework}-{version}"]
         for framework in FRAMEWORKS

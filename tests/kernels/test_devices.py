@@ -63,6 +63,6 @@ def test_torch_devices_name_the_install_command_without_torch(device: str) -> No
     assert last.endswith(f"to install torch: {MissingExtraError('gpu', 'torch').command}")
 
 
-def test_import_without_numpy_raises_the_same_error_as_the_core() -> None:
-    done = in_fresh_python("import sys\nsys.modules['numpy'] = None\nimport warmprefix_kernels")
+def test_a_kernel_without_numpy_raises_the_same_error_as_the_core() -> None:
+    done = in_fresh_python("import sys\nsys.modules['numpy'] = None\nfrom warmprefix_kernels import top_overlap")
     assert done.stderr.splitlines()[-1].endswith(f"MissingExtraError: {MissingExtraError('gpu', 'numpy')}")
