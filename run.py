@@ -207,7 +207,7 @@ def site_check(python: Path) -> Check:
 def all_checks(name: str, options: list[str]) -> Iterator[Check]:
     """Yield the checks of the second tier in an environment."""
     if name.startswith("python-"):
-        quick: list[str | Path] = [environment(name), "-m", "pytest", *PARALLEL]
+        quick: list[str | Path] = [environment(name), "-m", "pytest", *PARALLEL, "--ignore", "tests/requests/wire"]
         yield f"pytest, {name}", [*quick, *(options or CORE_TESTS)]
         return
     tools = environment("everything")

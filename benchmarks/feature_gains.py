@@ -191,7 +191,8 @@ def serve_all(workload: Workload, engine: Engine, report: Report, **options: Any
     if report.feed and isinstance(engine, PublishingEngine):
         lengths = {block.fingerprint: block.tokens for each in workload.requests for block in each.blocks}
         options["feed"] = feed = Feed(engine.index, lengths)
-    planner = ContextPlanner(**{"capacity_tokens": "auto", "recorder": NoRecorder(), **options})
+    options.setdefault("capacity_tokens", "auto")
+    planner = ContextPlanner(recorder=NoRecorder(), **options)
     chance, context, hits, computed = random.Random(0), 0, 0, 0
     for request in workload.requests:
         plan = planner.plan(request.blocks, preamble=request.source.scope)

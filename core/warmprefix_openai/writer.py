@@ -39,7 +39,7 @@ class LinkWriter:
         self._refusals = FieldRefusals()
         self._isolation = profile.isolation
         self._cache_salt = cache_salt
-        self._token_ids = token_ids
+        self._token_ids: TokenIds | None = token_ids
 
     def open(self, request: Any) -> Opening:
         """Find the request's plan, remove its header and add what the plan needs. Never raises."""

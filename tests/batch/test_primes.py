@@ -43,6 +43,7 @@ def test_a_prime_ends_one_character_behind_the_shared_blocks() -> None:
     (prime,) = plan([[A, B], [A, C]]).primes
     first = prime.before.blocks[1].text[0]
     messages = cut_chat(prime.before.messages(), prime.shared_text)
+    assert messages is not None
     assert messages == [
         {"role": "system", "content": PREAMBLE},
         {"role": "user", "content": f"The text of A.\n\n{first}"},

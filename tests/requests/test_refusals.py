@@ -26,6 +26,7 @@ def attempt(
 def refuse(refusals: FieldRefusals, text: str) -> None:
     tried = attempt(refusals, text)
     plain = tried.answered(400)
+    assert plain is not None
     assert plain is tried.request
     assert b"stream_options" not in plain.encode()
     assert tried.answered(200) is None

@@ -159,12 +159,13 @@ class PrefixTree(Generic[K]):
         """
         if (start := self.locate(after) if after else (self._root, 0)) is None:
             return []
+        root, begin = start
         index = {key: i for i, key in enumerate(keys)}
         best: Trail = None
         best_tokens = 0
         edges_left = -1 if budget is None else budget
         # Edges to walk: node, offset into its edge, blocks placed and tokens matched before it, and their trail.
-        stack: list[tuple[TreeNode[K], int, int, int, Trail]] = [(*start, 0, 0, None)]
+        stack: list[tuple[TreeNode[K], int, int, int, Trail]] = [(root, begin, 0, 0, None)]
         while stack and edges_left:
             node, offset, placed, matched, trail = stack.pop()
             if matched + node.reach <= best_tokens:

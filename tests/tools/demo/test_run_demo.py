@@ -147,7 +147,7 @@ def test_a_server_of_something_else_is_one_line_with_status_2(run: Run) -> None:
             self.end_headers()
             self.wfile.write(b"<html>\n</html>")
 
-        def log_message(self, *_: object) -> None:
+        def log_message(self, format: str, *_: object) -> None:  # noqa: A002
             pass
 
     with HTTPServer(("127.0.0.1", 0), Site) as site:

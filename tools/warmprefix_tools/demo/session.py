@@ -174,7 +174,7 @@ async def run_session(
         DemoError: The server does not answer.
     """
     placements: list[Placement] = ["head", "tail"]
-    arms = [(placement, is_planned) for placement in placements for is_planned in (False, True)]
+    arms: list[tuple[Placement, bool]] = [(each, planned) for each in placements for planned in (False, True)]
     names = {False: "relevance order", True: "warmprefix"}
     ticks = [announce(f"{placement}: {names[is_planned]}", len(text.turns)) for placement, is_planned in arms]
     async with AsyncExitStack() as stack:
