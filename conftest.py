@@ -53,6 +53,12 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     return [*lines, *(f"Redis server: {line}" for line in describe_binaries())]
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Use one worker more than there are processors: many tests wait for servers."""
+    return (os.cpu_count() or 1) + 1
+
+
 SECOND_TIER = (
     "integrations/ray",
     "tests/integrations/ray",

@@ -56,6 +56,7 @@ def test_the_diagrams_are_those_that_the_script_draws(monkeypatch: pytest.Monkey
         assert f"(pictures/{name})" in page
 
 
+@pytest.mark.slow
 def test_the_trees_are_those_that_the_script_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     committed = (PICTURES / "tree.svg").read_text(encoding="utf-8")
     drawn = script("tree", monkeypatch).picture()

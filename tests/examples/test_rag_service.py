@@ -24,6 +24,8 @@ from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer
 
 yaml = pytest.importorskip("yaml")
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples/rag_service"
 COMPOSE: dict[str, Any] = yaml.safe_load((FOLDER / "compose.yaml").read_text())["services"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections import Counter
 
+import pytest
+
 import replica_routing as benchmark
 from warmprefix import ContextBlock
 from warmprefix_routing import ReplicaRouter
@@ -61,6 +63,7 @@ def test_hotspot_is_bounded_for_any_mix() -> None:
     assert max(given.values()) <= 1.25 * sum(given.values()) / 4
 
 
+@pytest.mark.slow
 def test_pinned_sessions_do_not_thrash_one_engine() -> None:
     """prime-rl#3255: sessions that hashed to one engine kept it saturated, and its hits fell from 98 to 5 %.
 

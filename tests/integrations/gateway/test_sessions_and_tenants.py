@@ -286,6 +286,7 @@ def test_sub_agents_cut_nothing(named: str | None) -> None:
             history += [f"answer {turn} of {number}", f"result {turn}"]
 
 
+@pytest.mark.slow
 def test_memory_is_bounded() -> None:
     book = SessionBook()
     assert len(prompt_parts("chat", {"messages": [user("a")] * 50_000}).digests) == 10_001

@@ -80,6 +80,7 @@ def test_many_tenants_stay_within_the_bound(traced: None, filling: str, tenants:
     assert allocated() - before <= ACCURACY * MAX_BYTES
 
 
+@pytest.mark.slow
 def test_tenants_that_shrank_release_their_tables(traced: None) -> None:
     router = AgentRouter(agents(2), bounds=AgentBounds(max_bytes=MAX_BYTES, max_tenants=100))
     before = allocated()

@@ -166,6 +166,7 @@ def test_html_is_read_as_its_text_in_sections(tmp_path: Path) -> None:
     assert all("a_b* & c" in text and "<" not in text and "no()" not in text for text in texts)
 
 
+@pytest.mark.slow
 def test_html_without_end_and_of_any_depth_is_read_or_left_out(tmp_path: Path) -> None:
     (tmp_path / "deep.html").write_text("<div>" * 5_000 + prose(1))
     (tmp_path / "open.htm").write_text(f"<p>{prose(2)}<script>" + "<style" * 20_000)

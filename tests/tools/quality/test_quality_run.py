@@ -84,6 +84,7 @@ def test_a_planted_loss_is_reported(reader: EmulatorServer, run: Run, tmp_path: 
     assert run("quality", "report", file, "--check", "references", "--margin", 30).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_without_a_lost_or_doubled_answer(
     reader: EmulatorServer, asked: list[Sequence[ChatMessage]], run: Run, tmp_path: Path
 ) -> None:
@@ -130,6 +131,7 @@ def test_an_endpoint_that_is_down_stops_the_run(run: Run, tmp_path: Path) -> Non
     assert "6 calls failed; run the same command again" in done.stderr
 
 
+@pytest.mark.slow
 def test_an_unknown_model_stops_the_run(reader: EmulatorServer, run: Run, tmp_path: Path) -> None:
     done = run("quality", "run", "--endpoint", reader.base_url, "--model", "m", "--answers", tmp_path / "a")
     assert done.returncode == 2
