@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from warmprefix import ContextPlanner
-from warmprefix_redis.settings import SharedSettings
+from warmprefix_redis import URL_SCHEMES, SharedSettings
 
 
 def test_defaults() -> None:
@@ -70,6 +70,22 @@ def test_a_planner_needs_a_url(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WARMPREFIX_REDIS_URL", raising=False)
     with pytest.raises(ValueError, match="url must be given, or WARMPREFIX_REDIS_URL must be set; got None"):
         ContextPlanner.from_url()
+
+
+@pytest.mark.parametrize("scheme", [each.removesuffix("://") for each in URL_SCHEMES])
+def test_each_scheme_of_the_store_connects_a_planner(scheme: str) -> None:
+    """Each one is an entry point, also with valkey in place of redis, and in capitals."""
+    address = "/no/socket" if scheme == "unix" else "127.0.0.1:9/service" if "sentinel" in scheme else "127.0.0.1:9"
+    for name in (scheme, scheme.replace("redis", "valkey", 1), scheme.upper()):
+        ContextPlanner.from_url(f"{name}://{address}", settings=SharedSettings(share_orders=False)).close()
+
+
+def test_a_url_without_a_scheme_is_not_quoted() -> None:
+    for url in ("secret", "user:secret@host", ""):
+        with pytest.raises(ValueError, match=r"url must have one of the schemes .*, got ''$"):
+            ContextPlanner.from_url(url)
+    with pytest.raises(TypeError, match="url must be a str or None, got int"):
+        ContextPlanner.from_url(5)  # type: ignore[arg-type]
 
 
 def test_invalid_url_is_refused() -> None:

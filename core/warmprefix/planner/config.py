@@ -9,7 +9,7 @@ from typing import Literal, TypedDict
 
 from warmprefix.annotate import Annotate, Templates, check_annotate
 from warmprefix.cache_profiles import CacheProfile
-from warmprefix.errors import check_count
+from warmprefix.errors import check_count, check_names
 from warmprefix.extensions import extension, extension_names
 from warmprefix.order_sharing import OrderSharing
 from warmprefix.ordering import POLICIES, OrderingPolicy
@@ -159,9 +159,12 @@ def options_of_url(url: str | None, settings: object) -> PlannerOptions:
 
     Raises:
         MissingExtraError: The package needs an extra that is not installed.
+        TypeError: `url` is neither a str nor None.
         ValueError: No installed package handles the scheme, or its settings are out of bounds.
     """
-    scheme = DEFAULT_SCHEME if url is None else url.partition(":")[0]
+    check_names(url=url)
+    scheme, separator, _ = (f"{DEFAULT_SCHEME}://" if url is None else url).partition("://")
+    scheme = scheme.lower() if separator else ""  # a URL without a scheme may be a password
     connect = extension("warmprefix.urls", scheme)
     if connect is None:
         known = ", ".join(extension_names("warmprefix.urls"))
