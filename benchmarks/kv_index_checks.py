@@ -79,8 +79,8 @@ def resident_tokens(index: KvIndex, tokens: bytes, salt: str | None = None, mode
     """
     root = root_key(salt, model if model in index._adapters else None)
     most = 0
-    for size in index._sizes:
-        path = [*chain(tokens, size, root)]
+    for layout in index._layouts:
+        path = [*chain(tokens, layout, root)]
         for source in index._sources.values():
-            most = max(most, size * max(source.stops(index._held_part(source, path)), default=0))
+            most = max(most, layout.block_size * max(source.stops(index._held_part(source, path)), default=0))
     return most

@@ -97,6 +97,8 @@ class BlockStored(msgspec.Struct, gc=False):
     session_id: Any = None
     cache_salt: str | None = None
     """Sent here by SGLang."""
+    lookahead_token_ids: list[list[int]] | None = None
+    """Tokens behind each block that its hash covers too, for the drafts of EAGLE and MTP; None without them."""
 
     def sharing_key(self) -> SharingKey:
         """Return the key that requests need to use these KV blocks."""

@@ -11,6 +11,7 @@ from warmprefix_kv_events.kv_events import AllBlocksCleared, BlockRemoved, Block
 from warmprefix_kv_events.prompt_tree import (
     KEY_BYTES,
     TOKEN_BYTES,
+    KvLayout,
     MappedPrompt,
     PromptTree,
     ResidencyChange,
@@ -22,7 +23,7 @@ from warmprefix_kv_events.sources import DEFAULT_MEDIUM, KvMedium, KvSource, Spa
 
 __all__ = ["KvIndex"]
 
-_MAX_SIZES, _MAX_ADAPTERS, _MAX_WAITING = 8, 1_024, 256
+_MAX_LAYOUTS, _MAX_ADAPTERS, _MAX_WAITING = 8, 1_024, 256
 _DROPPED_SHARE = 16
 """A medium drops one in this many of its blocks at once."""
 
@@ -71,10 +72,10 @@ class KvIndex:
         """Blocks that a sparse cache stored or dropped."""
         self._was_certain: tuple[bool, bool] = (False, False)
         self._adapters: set[str] = set()
-        self._sizes: list[int] = []
-        """Tokens per KV block: all values in use."""
+        self._layouts: list[KvLayout] = []
+        """All layouts of KV blocks in use."""
         self._waiting: deque[MappedPrompt] = deque()
-        """Prompts remembered before the first event with a block size."""
+        """Prompts remembered before the first event with a layout."""
         self._prompts = PromptTree(max_prompts, max_prompt_blocks, lambda key: self._holders.get(key, 0))
 
     # -- events ------------------------------------------------------------------------------------------------
@@ -115,7 +116,7 @@ class KvIndex:
             return
         self._flush_touched()
         self._empty(source)
-        source.block_size = 0
+        source.layout = None
         source.chain_group = None
         source.sparse.clear()
         source.complete = complete
@@ -137,15 +138,10 @@ class KvIndex:
         if not event.token_ids:
             self._store_copies(source, medium, hashes)
             return
-        extras = event.extra_keys
+        extras, behind = event.extra_keys, event.lookahead_token_ids or []
         sharing = event.sharing_key() if (extras and any(extras)) or event.cache_salt or event.lora_name else None
         adapter = None if sharing is None else sharing.adapter
-        if (
-            size < 1
-            or len(event.token_ids) != size * len(hashes)
-            or not self._accept_block_size(source, size)
-            or (event.lora_id is not None and adapter is None)
-        ):
+        if not self._accept_layout(source, event) or (event.lora_id is not None and adapter is None):
             self._miss(source, len(hashes))
             return
         if not source.sends_salts:
@@ -159,8 +155,9 @@ class KvIndex:
             first = medium.held.get(parent) or source.find(parent)
         try:
             tokens = pack_tokens(event.token_ids)
+            ahead = [*map(pack_tokens, behind)]
         except (OverflowError, TypeError):
-            first, tokens = None, b""
+            first, tokens, ahead = None, b"", []
         if first is None:
             self._miss(source, len(hashes))
             return
@@ -170,7 +167,8 @@ class KvIndex:
         for position, name in enumerate(hashes):
             block = tokens[start : start + step]
             start += step
-            data = key + block if block_extras is None else key + block + block_extras[position]
+            data = key + ahead[position] + block if ahead else key + block
+            data = data if block_extras is None else data + block_extras[position]
             key = blake2b(data, digest_size=KEY_BYTES).digest()
             earlier = held.get(name)
             if earlier == key:
@@ -212,7 +210,7 @@ class KvIndex:
                 continue  # a checkpoint more is no loss; a wrong one would be
             for name in event.block_hashes:
                 key = source.find(name)
-                if key is None or event.block_size != source.block_size:
+                if key is None or source.layout is None or event.block_size != source.layout.block_size:
                     self._miss(source, 1)
                 elif name in cache.held:
                     if self._count_copies:
@@ -295,25 +293,31 @@ class KvIndex:
             source.complete = False
         self._withdraw_touched()
 
-    def _accept_block_size(self, source: KvSource, size: int) -> bool:
-        """Return True if this is the source's block size; its first event sets it."""
-        if source.block_size:
-            return source.block_size == size
-        if size not in self._sizes:
-            if len(self._sizes) >= _MAX_SIZES:
+    def _accept_layout(self, source: KvSource, event: BlockStored) -> bool:
+        """Return True if the event has the layout of the source's KV blocks; its first event sets it."""
+        blocks, behind = len(event.block_hashes), event.lookahead_token_ids or []
+        layout = KvLayout(event.block_size, len(behind[0]) if behind else 0)
+        if layout.block_size < 1 or len(event.token_ids) != layout.block_size * blocks:
+            return False
+        if behind and [*map(len, behind)] != [layout.lookahead] * blocks:
+            return False
+        if source.layout is not None:
+            return source.layout == layout
+        if layout not in self._layouts:
+            if len(self._layouts) >= _MAX_LAYOUTS:
                 return False
-            self._sizes = sorted([*self._sizes, size])
-            self._prompts.clear()  # their tokens are gone, so their blocks of this size cannot be computed
+            self._layouts = sorted([*self._layouts, layout])
+            self._prompts.clear()  # their tokens are gone, so their blocks of this layout cannot be computed
             while self._waiting:
                 self.remember(self._waiting.popleft())
-        source.block_size = size
+        source.layout = layout
         return True
 
     # -- prompts -----------------------------------------------------------------------------------------------
 
     def remember(self, prompt: MappedPrompt) -> None:
         """Include this prompt in `changes` from now on, beginning with its current residency."""
-        if not self._sizes:
+        if not self._layouts:
             if len(self._waiting) >= _MAX_WAITING:
                 self._waiting.popleft()
                 self._dropped += 1
@@ -322,7 +326,7 @@ class KvIndex:
         self._flush_touched()
         model = prompt.scope.model
         root = root_key(prompt.cache_salt, model if model in self._adapters else None)
-        self._prompts.remember(prompt, [(size, chain(prompt.tokens, size, root)) for size in self._sizes])
+        self._prompts.remember(prompt, [(layout, chain(prompt.tokens, layout, root)) for layout in self._layouts])
 
     def changes(self, *, all_connected: bool = True) -> list[ResidencyChange]:
         """Return the paths whose residency changed since the last call.

@@ -20,6 +20,7 @@ from warmprefix.residency import FoundCheckpoints
 __all__ = [
     "KEY_BYTES",
     "TOKEN_BYTES",
+    "KvLayout",
     "MappedPrompt",
     "PromptTree",
     "ResidencyChange",
@@ -46,11 +47,24 @@ def root_key(salt: str | None, adapter: str | None) -> bytes:
     return digest.digest()
 
 
-def chain(tokens: bytes, block_size: int, root: bytes) -> Iterator[bytes]:
-    """Yield the keys of a prompt's full KV blocks of `block_size` tokens, first to last."""
-    key, step = root, block_size * TOKEN_BYTES
-    for start in range(0, len(tokens) - step + 1, step):
-        key = blake2b(key + tokens[start : start + step], digest_size=KEY_BYTES).digest()
+class KvLayout(NamedTuple):
+    """The tokens that identify a KV block together with those before it."""
+
+    block_size: int
+    """Tokens per KV block."""
+    lookahead: int = 0
+    """Tokens behind each KV block that decide whether it is reused, where the engine drafts with EAGLE or MTP."""
+
+    def full_blocks(self, tokens: int) -> int:
+        """Return the number of KV blocks that these first tokens of a prompt decide."""
+        return max(tokens - self.lookahead, 0) // self.block_size
+
+
+def chain(tokens: bytes, layout: KvLayout, root: bytes) -> Iterator[bytes]:
+    """Yield the keys of a prompt's full KV blocks, first to last."""
+    key, step, ahead = root, layout.block_size * TOKEN_BYTES, layout.lookahead * TOKEN_BYTES
+    for end in range(step, len(tokens) - ahead + 1, step):
+        key = blake2b(key + tokens[end : end + ahead] + tokens[end - step : end], digest_size=KEY_BYTES).digest()
         yield key
 
 
@@ -97,13 +111,13 @@ class PromptTree:
     def __len__(self) -> int:
         return len(self._prompts)
 
-    def remember(self, prompt: MappedPrompt, chains: Iterable[tuple[int, Iterable[bytes]]]) -> None:
+    def remember(self, prompt: MappedPrompt, chains: Iterable[tuple[KvLayout, Iterable[bytes]]]) -> None:
         """Follow this prompt from now on, instead of an earlier one with the same context blocks.
 
         Args:
             prompt: The prompt.
-            chains: For each size of KV block that engines use: the size, and the keys of the prompt's KV blocks. Not
-                consumed if the same prompt is remembered already.
+            chains: For each layout of KV blocks that engines use: the layout, and the keys of the prompt's KV blocks.
+                Not consumed if the same prompt is remembered already.
         """
         name = (prompt.scope, prompt.cache_salt, prompt.keys)
         digest = blake2b(prompt.tokens, digest_size=16).digest()
@@ -116,12 +130,13 @@ class PromptTree:
                 return
             self._forget(name)
         entry = _FollowedPrompt(prompt, digest)
-        for size, keys in chains:
+        for layout, keys in chains:
             path: list[_KvNode] = []
-            for key in islice(keys, prompt.ends[-1] // size):
+            for key in islice(keys, layout.full_blocks(prompt.ends[-1])):
                 path.append(self._node(key, path[-1] if path else None))
-            entry.sizes.append(size)
-            entry.boundaries.append([path[end // size - 1] if end // size else None for end in prompt.ends])
+            entry.sizes.append(layout.block_size)
+            full = map(layout.full_blocks, prompt.ends)
+            entry.boundaries.append([path[blocks - 1] if blocks else None for blocks in full])
         for node in entry.all_boundaries():
             if node.ends is None:
                 node.ends = {}

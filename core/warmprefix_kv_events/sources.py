@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from warmprefix_kv_events.kv_events import BlockStored, KvHash
-from warmprefix_kv_events.prompt_tree import root_key
+from warmprefix_kv_events.prompt_tree import KvLayout, root_key
 
 __all__ = ["DEFAULT_MEDIUM", "KvMedium", "KvSource", "SparseCache", "count_down"]
 
@@ -38,8 +38,8 @@ class KvSource:
         self.complete = False
         """True if no event was lost since it was last empty."""
         self.sends_salts = False
-        self.block_size = 0
-        """Tokens per KV block; 0 before the first event."""
+        self.layout: KvLayout | None = None
+        """The layout of its KV blocks; None before the first event."""
         self.media: dict[str, KvMedium] = {}
         self.extra_names: dict[bytes, int] = {}
         """For keys with several names, on one medium or several: the number of names beyond the first."""

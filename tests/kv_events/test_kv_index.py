@@ -16,7 +16,7 @@ from kv_publisher import removed, stored
 from warmprefix.plan import Scope
 from warmprefix_kv_events.kv_events import EventBatch, read_batch
 from warmprefix_kv_events.kv_index import KvIndex
-from warmprefix_kv_events.prompt_tree import MappedPrompt, ResidencyChange, chain, pack_tokens, root_key
+from warmprefix_kv_events.prompt_tree import KvLayout, MappedPrompt, ResidencyChange, chain, pack_tokens, root_key
 
 SCOPE = Scope(None, None, None)
 SIZE = 2
@@ -60,11 +60,38 @@ def test_a_block_is_its_tokens_and_their_prefix(index: KvIndex) -> None:
     assert resident_tokens(index, pack_tokens([1])) == 0
 
 
+def test_prompts_that_part_behind_a_block_share_it_only_without_lookahead(index: KvIndex) -> None:
+    """Both hashes of the block are held, and dropping one leaves the other."""
+    index.apply("engine", batch_of(stored([1], None, [1, 2], SIZE, lookahead_token_ids=[[3]])))
+    index.apply("engine", batch_of(stored([2], None, [1, 2], SIZE, lookahead_token_ids=[[4]])))
+    assert [resident_tokens(index, pack_tokens([1, 2, behind])) for behind in (3, 4, 5)] == [2, 2, 0]
+    index.apply("engine", batch_of(removed(1)))
+    assert [resident_tokens(index, pack_tokens([1, 2, behind])) for behind in (3, 4, 5)] == [0, 2, 0]
+    check_index(index)
+
+
+@pytest.mark.parametrize("lookahead", [[[3]], [[3], []], [[3], [5, 6]], [[3], [5], [6]], [[3], [-1]], [[3], [2**32]]])
+def test_unusable_lookahead_makes_the_state_incomplete(index: KvIndex, lookahead: list[list[int]]) -> None:
+    index.apply("engine", batch_of(stored([1, 2], None, [1, 2, 3, 4], SIZE, lookahead_token_ids=lookahead)))
+    assert (index.unknown, index.certain()) == (2, False)
+    check_index(index)
+
+
+def test_an_engine_does_not_change_its_lookahead_before_it_restarts(index: KvIndex) -> None:
+    index.apply("engine", batch_of(stored([1], None, [1, 2], SIZE, lookahead_token_ids=[[3]])))
+    index.apply("engine", batch_of(stored([2], None, [7, 8], SIZE)))
+    assert (index.unknown, index.certain()) == (1, False)
+    index.wipe("engine", complete=True)
+    index.apply("engine", batch_of(stored([2], None, [7, 8], SIZE)))
+    assert resident_tokens(index, pack_tokens([7, 8])) == 2
+    assert index.certain()
+
+
 def test_keys_depend_on_salt_and_adapter() -> None:
     roots = [root_key(salt, adapter) for salt in (None, "", "a") for adapter in (None, "", "a")]
     assert len(set(roots)) == len(roots)
     packed = pack_tokens(TOKENS)
-    assert len({key for root in roots for key in chain(packed, SIZE, root)}) == 4 * len(roots)
+    assert len({key for root in roots for key in chain(packed, KvLayout(SIZE), root)}) == 4 * len(roots)
 
 
 def test_copies_are_counted(index: KvIndex) -> None:

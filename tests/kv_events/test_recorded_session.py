@@ -22,7 +22,7 @@ from warmprefix.plan import Scope
 from warmprefix.residency import ServedPrompt
 from warmprefix_kv_events.kv_events import END, EventBatch, read_batch, read_message
 from warmprefix_kv_events.kv_index import KvIndex
-from warmprefix_kv_events.prompt_tree import chain, pack_tokens, root_key
+from warmprefix_kv_events.prompt_tree import KvLayout, MappedPrompt, chain, pack_tokens, root_key
 from warmprefix_kv_events.spans import SpanFinder
 
 BLOCK = 32
@@ -84,13 +84,50 @@ def test_the_index_predicts_the_cached_tokens_of_a_hybrid_model() -> None:
         tokens = pack_tokens(request["token_ids"][:-1])  # the engine computes the last token again
         if index.sources:
             assert resident_tokens(index, tokens) == request["cached_tokens"]
-            full += sum(1 for _ in takewhile(index._holders.get, chain(tokens, 128, root_key(None, None)))) * 128
+            full += (
+                sum(1 for _ in takewhile(index._holders.get, chain(tokens, KvLayout(128), root_key(None, None)))) * 128
+            )
         cached += request["cached_tokens"]
         for frames in request["frames"]:
             assert apply(index, frames).unknown == 0
         check_index(index)
     assert index.certain()
     assert (cached, full) == (8_448, 19_968)
+
+
+@pytest.mark.parametrize("lookahead", [1, 3], ids=["EAGLE", "a chain of three MTP modules"])
+def test_the_index_predicts_the_cached_tokens_with_hashes_that_look_ahead(lookahead: int) -> None:
+    """The hash of each KV block of 16 tokens covers the next tokens too: a prompt that parts there does not find it.
+
+    vLLM 0.33's own cache manager, without a model: 48 KV blocks, prompts that part at and around the ends of blocks.
+    """
+    with lzma.open(Path(__file__).parent / "vllm_lookahead_session.json.xz") as file:
+        requests = json.load(file)[str(lookahead)]
+    index, layout = KvIndex(), KvLayout(16, lookahead)
+    followed: list[MappedPrompt] = []
+    cached = parted = 0
+    for number, request in enumerate(requests):
+        tokens, salt = pack_tokens(request["token_ids"]), request["salt"]
+        if index.sources:
+            held = resident_tokens(index, tokens, salt)
+            assert min(held, (len(request["token_ids"]) - 1) // 16 * 16) == request["cached_tokens"]
+        cached += request["cached_tokens"]
+        for frames in request["frames"]:
+            assert apply(index, frames).unknown == 0
+        end = len(request["token_ids"])
+        mapped = MappedPrompt(Scope(salt, None, None), salt, (b"%d" % number,), tokens, (end,))
+        index.remember(mapped)
+        followed.append(mapped)
+        for change in index.changes():
+            (prompt,) = [prompt for prompt in followed if (prompt.scope, prompt.keys) == (change.scope, change.keys)]
+            path = [*chain(prompt.tokens, layout, root_key(prompt.cache_salt, None))]
+            parted += len(path) < prompt.ends[-1] // 16
+            assert bool(change.resident_blocks) == all(map(index._holders.get, path))
+        check_index(index)
+    assert index.certain(salted=True)
+    assert index.unknown == 0
+    assert cached > 1_400
+    assert parted > 0, "no prompt ends where its last KV block is still open"
 
 
 def test_reported_context_blocks_are_the_reused_ones(session: dict[str, Any]) -> None:
