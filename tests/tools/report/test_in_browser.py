@@ -31,7 +31,7 @@ from warmprefix_tools.doctor.page import doctor_page
 from warmprefix_tools.quality.page import quality_page
 from warmprefix_tools.quality.paired import compare_pairs
 from warmprefix_tools.quality.results import ArmResult, OrderEffect, QualityResults
-from warmprefix_tools.quality.scores import AnswerScores
+from warmprefix_tools.quality.scores import MEASURES, AnswerScores
 from warmprefix_tools.replay.page import replay_page
 from warmprefix_tools.replay.results import ReplayResult
 from warmprefix_tools.report.pages import environment
@@ -92,19 +92,25 @@ def demonstration(text: str, folder: Path) -> str:
 
 def answers_page(model: str) -> str:
     """Return a page with arms that are better, worse, not worse and open."""
-    scores = AnswerScores(0.7, 0.74, 0.8, 0.01)
+    scores = AnswerScores(0.8, 0.78, 0.74, 0.7, 0.01, 2.5)
     counts = {"relevance": None, "planned": (2, 3), "note": (1, 30), "labels": (40, 2), "shuffled": (20, 30)}
+    compared = {
+        arm: changed and compare_pairs([1.0] * changed[0] + [-1.0] * changed[1] + [0.0] * 465)
+        for arm, changed in counts.items()
+    }
     arms = [
         ArmResult(
-            *(arm, "relevance", 500, 3, 1, scores, scores.f1, 0, 480),
-            changed and compare_pairs([1.0] * changed[0] + [-1.0] * changed[1] + [0.0] * 465),
-            *(0.02, 400_000, 100_000, 480, 470),
+            *(arm, "relevance", 500, 3, 1, scores, scores.contains, 0, 480, comparison),
+            dict.fromkeys(MEASURES, comparison) if comparison else {},
+            *(0.02, 400_000, 100_000, 0.2 if comparison else None, 480, 470),
         )
-        for arm, changed in counts.items()
+        for arm, comparison in compared.items()
     ]
     places = {place: 0.7 - place / 100 for place in range(1, 9)}
     settings = {"model": model, "data": model}
-    return quality_page(QualityResults(settings, 500, "f1", 0.01, tuple(arms), places, OrderEffect(5, 0.01, 0.1)))
+    return quality_page(
+        QualityResults(settings, 500, "contains", 0.01, True, model, tuple(arms), places, OrderEffect(5, 0.01, 0.1))
+    )
 
 
 def gateway_page(application: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -12,6 +13,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from warmprefix.errors import MissingExtraError, WarmprefixError
+from warmprefix_tools.quality.cache_probe import SaltSupport
 from warmprefix_tools.quality.questions import EvidenceQuestion
 
 try:
@@ -21,7 +23,7 @@ except ImportError as exc:
 
 __all__ = ["AnswerStore", "CallKey", "GivenAnswer", "Judgement", "StoreFileError"]
 
-_VERSION = 3
+_VERSION = 4
 _QUESTIONS = TypeAdapter(list[EvidenceQuestion])
 _TABLES = """
 CREATE TABLE IF NOT EXISTS run (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -157,6 +159,23 @@ class AnswerStore:
         for *key, fields in self._file.execute("SELECT * FROM answer"):
             yield GivenAnswer(CallKey(*key), **json.loads(fields))
 
+    def salt(self) -> str:
+        """Return a text of this run alone, the same whenever it goes on."""
+        return str(self._noted("salt", secrets.token_hex(8)))
+
+    def note_salts(self, support: SaltSupport) -> SaltSupport:
+        """Store what the engine does with salts, and return what holds for the whole run, also its earlier parts."""
+        stored: SaltSupport = self._noted("salts", support)
+        if stored == "kept" != support:
+            self._file.execute("UPDATE run SET value = ? WHERE name = 'salts'", [json.dumps(support)])
+            return support
+        return stored
+
+    def _noted(self, name: str, value: str) -> Any:
+        """Return what is stored under a name; store the value if there is nothing."""
+        self._file.execute("INSERT OR IGNORE INTO run VALUES (?, ?)", [name, json.dumps(value)])
+        return json.loads(self._file.execute("SELECT value FROM run WHERE name = ?", [name]).fetchone()[0])
+
     def begin_judging(self, judge: str) -> set[tuple[str, str, bool]]:
         """Store the name of the judge; return question, arm and order of all judgements.
 
@@ -166,7 +185,7 @@ class AnswerStore:
         stored = self.judge()
         if stored not in (None, judge):
             raise StoreFileError(f"{self.path} has the judgements of {stored}, not of {judge}")
-        self._file.execute("INSERT OR IGNORE INTO run VALUES ('judge', ?)", [json.dumps(judge)])
+        self._noted("judge", judge)
         return {(question, arm, arm_first) for question, arm, arm_first, _ in self.judgements()}
 
     def judge(self) -> str | None:

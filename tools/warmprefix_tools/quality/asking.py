@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple, TypeVar
 
 from warmprefix.errors import MissingExtraError, WarmprefixError
-from warmprefix_requests.usage import token_usage
+from warmprefix_requests.usage import TokenUsage, token_usage
 from warmprefix_tools.quality.answer_store import AnswerStore, CallKey, GivenAnswer, Judgement
 from warmprefix_tools.quality.arms import ArmPrompt
+from warmprefix_tools.quality.cache_probe import SaltSupport, probe_cache
 from warmprefix_tools.quality.quality_options import EndpointOptions, QualityJudgeOptions, QualityOptions
 from warmprefix_tools.quality.questions import EvidenceQuestion
 from warmprefix_tools.quality.scores import citations, normalized
+from warmprefix_tools.quality.watch import RunWatch
 
 try:
     import openai
@@ -60,17 +63,25 @@ class _FailedCallError(Exception):
 
 
 async def ask_all(
-    prompts: Sequence[ArmPrompt], store: AnswerStore, options: QualityOptions, progress: Callable[[int], None]
+    prompts: Sequence[ArmPrompt],
+    store: AnswerStore,
+    options: QualityOptions,
+    watch: RunWatch,
+    progress: Callable[[int], None],
 ) -> None:
     """Ask what the store has no answer to, and store each answer as it comes.
+
+    Questions are asked one after another, each in all arms; the run stops between two of them if the watch is certain.
+    Each arm has a cache salt of its own, so that the arms do not warm the engine's cache for each other.
 
     An endpoint that refuses a prompt, because it is too long for the model, will refuse it again: that is stored. A
     call that fails otherwise is not; the next run makes it again.
 
     Args:
-        prompts: All prompts of the run.
+        prompts: All prompts of the run, question by question.
         store: Where the answers go.
         options: The endpoint and the model.
+        watch: Gets the stored answers, and each new one.
         progress: Called after each call with the number of calls that are left.
 
     Raises:
@@ -78,33 +89,73 @@ async def ask_all(
             or calls are left because they failed.
     """
     done = store.done()
+    for answer in store.answers():
+        watch.add(answer)
     calls = [
         (CallKey(prompt.question.id, prompt.arm, repeat), prompt)
         for prompt in prompts
         for repeat in range(options.repeats)
     ]
+    waiting = [call for call in calls if call[0] not in done]
+    if not waiting or watch.is_certain:
+        return
+    salt = store.salt()
+    is_salted = store.note_salts(await _salt_support(prompts, options, salt)) == "kept"
+    salts = {arm: f"{salt}-{number}" for number, arm in enumerate({prompt.arm: None for prompt in prompts})}
+
+    def asked() -> Iterator[tuple[CallKey, ArmPrompt]]:
+        for _, of_question in groupby(waiting, key=lambda call: call[0].question):
+            if watch.is_certain:
+                return
+            yield from of_question
 
     async def make(client: openai.AsyncOpenAI, call: tuple[CallKey, ArmPrompt]) -> None:
-        store.add(await _ask(client, options, *call))
+        key = call[0]
+        answer = await _ask(client, options, *call, f"{salts[key.arm]}-{key.repeat}" if is_salted else None)
+        store.add(answer)
+        watch.add(answer)
 
-    await _call_all([call for call in calls if call[0] not in done], options, make, progress)
+    await _call_all(asked(), len(waiting), options, make, progress)
 
 
-async def _ask(client: openai.AsyncOpenAI, options: QualityOptions, key: CallKey, prompt: ArmPrompt) -> GivenAnswer:
+async def _salt_support(prompts: Sequence[ArmPrompt], options: QualityOptions, salt: str) -> SaltSupport:
+    """Return what the engine does with salts, found out with a prompt of middle length."""
+    ours = sorted([prompt for prompt in prompts if prompt.run is None], key=lambda each: len(str(each.messages)))
+    if not ours:
+        return "unreported"
+    messages = ours[len(ours) // 2].messages
+
+    async def ask(salt: str | None) -> TokenUsage | None:
+        try:
+            answer = await _complete(client, messages, salt, model=options.model, max_tokens=1)
+        except _RefusedPromptError:
+            return None
+        return _usage_of(answer)
+
+    async with _client(options) as client:
+        try:
+            return await probe_cache(ask, salt)
+        except (openai.APIError, _FailedCallError):  # if it is down, the calls that follow say so
+            return "unreported"
+
+
+async def _ask(
+    client: openai.AsyncOpenAI, options: QualityOptions, key: CallKey, prompt: ArmPrompt, salt: str | None
+) -> GivenAnswer:
     began = time.monotonic()
     if prompt.run is not None:
         answered = await _run(prompt, client, options.model)
         return GivenAnswer(key, prompt.is_changed, answered, seconds=time.monotonic() - began)
     settings = {"model": options.model, "max_tokens": options.max_tokens, "seed": _SEED + key.repeat}
     try:
-        answer = await _complete(client, prompt.messages, **settings)
+        answer = await _complete(client, prompt.messages, salt, **settings)
     except _RefusedPromptError as error:
         return GivenAnswer(key, prompt.is_changed, None, f"refused: {error}"[:300], seconds=time.monotonic() - began)
     text = _text_of(answer)
     problem = "no text" if text is None else None
     if answer.choices and answer.choices[0].finish_reason == "length":
         problem = "truncated"
-    tokens = token_usage(answer.usage.model_dump() if answer.usage is not None else None)
+    tokens = _usage_of(answer)
     cited = citations(text) if text is not None and prompt.gold_labels else None
     return GivenAnswer(
         key,
@@ -136,6 +187,10 @@ async def _run(prompt: ArmPrompt, client: openai.AsyncOpenAI, model: str) -> str
     if not isinstance(text, str):
         raise _FailedCallError(f"{prompt.arm} must return a text, got {type(text).__name__}")
     return _storable(text)
+
+
+def _usage_of(answer: ChatCompletion) -> TokenUsage:
+    return token_usage(answer.usage.model_dump() if answer.usage is not None else None)
 
 
 def _text_of(answer: ChatCompletion) -> str | None:
@@ -194,7 +249,7 @@ async def judge_all(store: AnswerStore, options: QualityJudgeOptions, progress: 
         store.add_judgement(Judgement(pair.question.id, pair.arm, pair.arm_first, _preferred(text, pair.arm_first)))
 
     waiting = [pair for pair in pairs if (pair.question.id, pair.arm, pair.arm_first) not in done]
-    await _call_all(waiting, options, make, lambda remaining: progress(len(pairs), remaining))
+    await _call_all(waiting, len(waiting), options, make, lambda remaining: progress(len(pairs), remaining))
 
 
 def _pairs(store: AnswerStore) -> Iterator[_Pair]:
@@ -225,25 +280,26 @@ def _preferred(text: str | None, arm_first: bool) -> str | None:
 
 
 async def _call_all(
-    calls: Sequence[Call],
+    calls: Iterable[Call],
+    count: int,
     options: EndpointOptions,
     make: Callable[[openai.AsyncOpenAI, Call], Awaitable[None]],
     progress: Callable[[int], None],
 ) -> None:
-    """Make all calls; `make` makes one and stores its result."""
-    remaining, failures = len(calls), 0
+    """Make all calls, `count` at most; `make` makes one and stores its result."""
+    remaining, failed, failures = count, 0, 0
     waiting = iter(calls)
-    client = openai.AsyncOpenAI(base_url=options.endpoint, api_key=options.api_key, timeout=_TIMEOUT_SECONDS)
+    client = _client(options)
 
     async def work() -> None:
-        nonlocal remaining, failures
+        nonlocal remaining, failed, failures
         for call in waiting:
             try:
                 await make(client, call)
             except (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError) as error:
                 raise EndpointError(f"{options.endpoint} refuses the calls: {error}") from error
             except (openai.APIError, _FailedCallError) as error:
-                failures += 1
+                failures, failed = failures + 1, failed + 1
                 if failures >= _MOST_FAILURES:
                     raise EndpointError(f"{options.endpoint} failed {failures} times in a row: {error}") from error
                 continue
@@ -258,11 +314,17 @@ async def _call_all(
             for worker in workers:
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
-    if remaining:
-        raise EndpointError(f"{remaining} calls failed; run the same command again to make them")
+    if failed:
+        raise EndpointError(f"{failed} calls failed; run the same command again to make them")
 
 
-async def _complete(client: openai.AsyncOpenAI, messages: Sequence[Any], **settings: Any) -> ChatCompletion:
+def _client(options: EndpointOptions) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=options.endpoint, api_key=options.api_key, timeout=_TIMEOUT_SECONDS)
+
+
+async def _complete(
+    client: openai.AsyncOpenAI, messages: Sequence[Any], salt: str | None = None, **settings: Any
+) -> ChatCompletion:
     """Return the model's answer to a chat, at temperature 0.
 
     Raises:
@@ -271,7 +333,10 @@ async def _complete(client: openai.AsyncOpenAI, messages: Sequence[Any], **setti
         openai.APIError: The call failed.
     """
     try:
-        answer = await client.chat.completions.create(messages=list(messages), temperature=0, **settings)
+        body = None if salt is None else {"cache_salt": salt}
+        answer = await client.chat.completions.create(
+            messages=list(messages), temperature=0, extra_body=body, **settings
+        )
     except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
         raise _RefusedPromptError(str(error)) from error
     if not isinstance(answer, ChatCompletion):  # the client passes on what is no JSON

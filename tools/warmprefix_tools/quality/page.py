@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from warmprefix_tools.quality.results import ArmResult, QualityResults, remarks, verdict
+from warmprefix_tools.quality.remarks import measure_cells, remarks
+from warmprefix_tools.quality.results import QualityResults, verdict
+from warmprefix_tools.quality.scores import JUDGE, MEASURES
 from warmprefix_tools.report.pages import render_page
 
 __all__ = ["quality_page"]
 
 _LEFT, _WIDTH, _ROW = 140, 460, 34
 _NAME_CHARACTERS = 18
-_MEASURES = {
-    "f1": "token F1",
-    "exact": "exact match",
-    "contains": "answers that contain the expected one",
-    "judge": "preference of the judge",
-}
+_LOOKS = {"better": "good", "not worse": "good", "worse, within margin": "good", "worse": "bad", "open": "open"}
 
 
 class _Bar(NamedTuple):
@@ -28,6 +25,7 @@ class _Bar(NamedTuple):
     low: float
     high: float
     middle: float
+    worst: float
     look: str
 
 
@@ -47,7 +45,8 @@ def quality_page(results: QualityResults) -> str:
             x(arm.comparison.low),
             x(arm.comparison.high),
             x(arm.comparison.difference),
-            _look(arm, results.margin),
+            x(arm.comparison.worst),
+            _LOOKS[verdict(arm, results.margin)],
         )
         for number, arm in enumerate(compared)
         if arm.comparison is not None
@@ -56,7 +55,8 @@ def quality_page(results: QualityResults) -> str:
         "quality/page.html",
         title="What orders, notes and references do to the answers",
         results=results,
-        measure=_MEASURES.get(results.measure, results.measure),
+        measure={**MEASURES, JUDGE: "preference of the judge"}.get(results.measure, results.measure),
+        measures={arm.arm: tuple(measure_cells(arm)) for arm in results.arms},
         verdicts={arm.arm: verdict(arm, results.margin) for arm in results.arms},
         remarks=remarks(results),
         bars=bars,
@@ -65,10 +65,3 @@ def quality_page(results: QualityResults) -> str:
         zero=x(0.0),
         margin=x(-results.margin),
     )
-
-
-def _look(arm: ArmResult, margin: float) -> str:
-    compared = arm.comparison
-    if compared is None or (not compared.differs and not compared.is_not_worse(margin)):
-        return "open"
-    return "good" if compared.is_not_worse(margin) else "bad"

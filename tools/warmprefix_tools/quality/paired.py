@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from statistics import NormalDist
 
-__all__ = ["Comparison", "compare_pairs", "detectable_difference", "mcnemar"]
+__all__ = [
+    "Comparison",
+    "PairCounts",
+    "compare_pairs",
+    "detectable_difference",
+    "loss_of",
+    "mcnemar",
+    "questions_needed",
+]
 
-_TWO_SIDED, _ONE_SIDED, _POWER = (NormalDist().inv_cdf(share) for share in (0.975, 0.95, 0.8))
+_ERROR_RATE = 0.05
+_quantile = NormalDist().inv_cdf
+_POWER = _quantile(0.8)
 _PRECISION = 1e-9
 
 
@@ -29,43 +39,109 @@ class Comparison:
     worst: float
     """Lower end of the one-sided 95 % interval."""
     p_value: float
-    """Of McNemar's exact test on wins and losses."""
+    """Of McNemar's exact test on wins and losses, for readers who expect it: no verdict depends on it."""
 
     @property
     def differs(self) -> bool:
-        """True if the 95 % interval excludes 0, and the exact test agrees: it errs more rarely with few changes."""
-        return (self.low > 0 or self.high < 0) and self.p_value < 0.05
+        """True if the 95 % interval excludes 0."""
+        return self.low > 0 or self.high < 0
 
     def is_not_worse(self, margin: float) -> bool:
         """Return True if a loss of `margin` or more is refuted, with an error rate of 5 %."""
         return self.worst > -margin
 
+    def verdict(self, margin: float) -> str:
+        """Return in a word or two how the arm compares; it agrees with the ends of the intervals."""
+        if self.low > 0:
+            return "better"
+        if self.is_not_worse(margin):
+            return "worse, within margin" if self.differs else "not worse"
+        return "worse" if self.differs else "open"
 
-def compare_pairs(differences: Sequence[float]) -> Comparison:
+
+@dataclass(slots=True)
+class PairCounts:
+    """Counts of paired scores between 0 and 1, enough for every statistic here."""
+
+    pairs: int = 0
+    wins: int = 0
+    losses: int = 0
+    won: float = 0.0
+    """Sum of the positive differences."""
+    lost: float = 0.0
+
+    def add(self, difference: float) -> None:
+        """Count a pair. A difference between 0 and 1 is that part of a win or a loss."""
+        self.pairs += 1
+        self.wins += difference > 0
+        self.losses += difference < 0
+        self.won += max(difference, 0.0)
+        self.lost += max(-difference, 0.0)
+
+    @property
+    def changed_share(self) -> float:
+        """Share of pairs with different scores; 0 without pairs."""
+        return (self.wins + self.losses) / self.pairs if self.pairs else 0.0
+
+    def is_certain(self, margin: float, most: int) -> bool:
+        """Return True if the interval at this look excludes 0, or a loss of `margin` or more is refuted. O(1).
+
+        `most` is the number of pairs that the run ends with. The tests are those of `compare_pairs`.
+        """
+        both, one = _quantiles(self.pairs, most)
+        return (
+            _score(self.won, self.lost, self.pairs, 0.0) > both
+            or _score(self.lost, self.won, self.pairs, 0.0) > both
+            or _score(self.won, self.lost, self.pairs, -margin) > one
+        )
+
+
+def compare_pairs(differences: Iterable[float], most: int | None = None) -> Comparison:
     """Compare paired scores between 0 and 1. O(differences).
 
     Intervals are Tango's score intervals for paired proportions (Statistics in Medicine 17, 1998). Unlike percentiles
     of a bootstrap, they keep their error rates if only a few answers change. A difference between 0 and 1 counts as
     that part of a win or a loss, which makes the interval a little longer than needed.
 
+    Args:
+        differences: One number per pair.
+        most: The number of pairs that the run would have ended with, if it may stop early for what its answers show.
+            Then the intervals hold at all looks together, and with any rule to stop.
+
     Raises:
         ValueError: There is no difference to compare.
     """
-    if not differences:
+    counts = PairCounts()
+    for each in differences:
+        counts.add(each)
+    pairs, won, lost = counts.pairs, counts.won, counts.lost
+    if not pairs:
         raise ValueError("differences must hold one number or more, got none")
-    pairs = len(differences)
-    won, lost = sum(max(each, 0.0) for each in differences), sum(max(-each, 0.0) for each in differences)
-    wins, losses = sum(each > 0 for each in differences), sum(each < 0 for each in differences)
+    both, one = _quantiles(pairs, most)
     return Comparison(
         pairs,
-        wins,
-        losses,
+        counts.wins,
+        counts.losses,
         (won - lost) / pairs,
-        _bound(won, lost, pairs, _TWO_SIDED),
-        -_bound(lost, won, pairs, _TWO_SIDED),
-        _bound(won, lost, pairs, _ONE_SIDED),
-        mcnemar(wins, losses),
+        _bound(won, lost, pairs, both),
+        -_bound(lost, won, pairs, both),
+        _bound(won, lost, pairs, one),
+        mcnemar(counts.wins, counts.losses),
     )
+
+
+def _quantiles(pairs: int, most: int | None) -> tuple[float, float]:
+    """Return how many standard errors the two-sided and the one-sided test need.
+
+    With `most`, the boundary of O'Brien and Fleming (Biometrics 35, 1979) for looks at any time: the sum of the
+    differences is compared with the same number at all looks, and the reflection principle doubles the error rate of
+    the last look (Lan and DeMets, Biometrika 70, 1983). The intervals are the repeated ones of Jennison and Turnbull
+    (Journal of the Royal Statistical Society B 51, 1989).
+    """
+    if most is None:
+        return _quantile(1 - _ERROR_RATE / 2), _quantile(1 - _ERROR_RATE)
+    growth = math.sqrt(max(most, pairs) / pairs) if pairs else math.inf
+    return growth * _quantile(1 - _ERROR_RATE / 4), growth * _quantile(1 - _ERROR_RATE / 2)
 
 
 def _bound(won: float, lost: float, pairs: int, z: float) -> float:
@@ -80,6 +156,8 @@ def _bound(won: float, lost: float, pairs: int, z: float) -> float:
 
 def _score(won: float, lost: float, pairs: int, difference: float) -> float:
     """Return how many standard errors the wins are above those that this difference would give."""
+    if not pairs:
+        return 0.0
     b = -won - lost + (2 * pairs - won + lost) * difference
     c = -lost * difference * (1 - difference)
     share = (math.sqrt(max(b * b - 8 * pairs * c, 0.0)) - b) / (4 * pairs)
@@ -107,4 +185,24 @@ def detectable_difference(questions: int, changed_share: float) -> float:
     >>> round(100 * detectable_difference(500, 0.02), 1)
     1.8
     """
-    return (_TWO_SIDED + _POWER) * math.sqrt(changed_share / questions)
+    return (_quantile(1 - _ERROR_RATE / 2) + _POWER) * math.sqrt(changed_share / questions)
+
+
+def loss_of(margin: float) -> str:
+    """Return a loss in words.
+
+    >>> loss_of(0.01), loss_of(0.025)
+    ('a loss of 1 point', 'a loss of 2.5 points')
+    """
+    return f"a loss of {100 * margin:g} point{'s' * (margin != 0.01)}"
+
+
+def questions_needed(changed_share: float, margin: float, *, stops: bool = False) -> int:
+    """Return the number of questions that refute a loss of `margin` in 80 % of all runs, if nothing is lost.
+
+    >>> questions_needed(0.02, 0.01), questions_needed(0.14, 0.01), questions_needed(0.14, 0.01, stops=True)
+    (1237, 8656, 10989)
+    """
+    z = _quantile(1 - _ERROR_RATE / (2 if stops else 1))
+    least = z * z * (1 - margin) / margin  # with no changed answer at all
+    return math.ceil(max(least, (z + _POWER) ** 2 * changed_share / margin**2))

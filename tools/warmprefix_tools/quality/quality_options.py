@@ -49,6 +49,11 @@ class QualityOptions(EndpointOptions):
     limit: Annotated[int, Option(help="Most questions.")] = 500
     repeats: Annotated[int, Option(help="Calls per question and arm; 2 or more measure the model's own noise.")] = 1
     max_tokens: Annotated[int, Option(help="Most tokens of an answer.")] = 64
+    margin: Annotated[float, Option(help="Points that an arm may be worse.")] = 1.0
+    stop_when_certain: Annotated[
+        bool,
+        Option("--stop-when-certain", help="Stop when each arm is shown to be better, worse or not worse."),
+    ] = False
     dry_run: Annotated[bool, Option("--dry-run", help="Only announce what a run would do.")] = False
 
     def __post_init__(self) -> None:
@@ -58,6 +63,7 @@ class QualityOptions(EndpointOptions):
             check_arm(arm)
         for name in ("limit", "repeats", "max_tokens"):
             check_least(name, getattr(self, name), 1)
+        _check_margin(self.margin)
 
     @property
     def arm_names(self) -> list[str]:
@@ -77,8 +83,8 @@ class QualityReportOptions:
     """A report on the answers of one run."""
 
     answers: Annotated[Path, Argument(metavar="FILE", help="File of the answers.")]
-    measure: Annotated[str, Option(help=_MEASURE_HELP)] = "f1"
-    margin: Annotated[float, Option(help="Points that an arm may be worse.")] = 1.0
+    measure: Annotated[str, Option(help=_MEASURE_HELP)] = next(iter(MEASURES))
+    margin: Annotated[float | None, Option(help="Points that an arm may be worse; those of the run by default.")] = None
     json_file: Annotated[Path | None, Option("--json", metavar="FILE", help="Write the report as JSON; or -.")] = None
     html_file: Annotated[Path | None, Option("--html", metavar="FILE", help="Write the report as a page.")] = None
     annotations_file: Annotated[
@@ -92,8 +98,8 @@ class QualityReportOptions:
     def __post_init__(self) -> None:
         if self.measure != JUDGE:
             scorer_named(self.measure)
-        if not 0 < self.margin < 100:
-            raise ValueError(f"margin must be above 0 and below 100 points, got {self.margin}")
+        if self.margin is not None:
+            _check_margin(self.margin)
         check_files(
             {"--json": self.json_file, "--html": self.html_file, "--annotations": self.annotations_file}, [self.answers]
         )
@@ -110,7 +116,12 @@ class QualityCompareOptions:
 
     earlier: Annotated[Path, Argument(metavar="EARLIER", help="File of the answers to compare with.")]
     later: Annotated[Path, Argument(metavar="LATER", help="File of the other answers.")]
-    measure: Annotated[str, Option(help=_MEASURE_HELP)] = "f1"
+    measure: Annotated[str, Option(help=_MEASURE_HELP)] = next(iter(MEASURES))
 
     def __post_init__(self) -> None:
         scorer_named(self.measure)
+
+
+def _check_margin(points: float) -> None:
+    if not 0 < points < 100:
+        raise ValueError(f"margin must be above 0 and below 100 points, got {points}")

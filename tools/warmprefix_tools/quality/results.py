@@ -12,23 +12,24 @@ from warmprefix.errors import WarmprefixError
 from warmprefix_tools.fork_safe_property import ForkSafeProperty
 from warmprefix_tools.quality.answer_store import AnswerStore, GivenAnswer
 from warmprefix_tools.quality.arms import arm_number
+from warmprefix_tools.quality.cache_probe import PREFILL_PROBLEMS
 from warmprefix_tools.quality.paired import Comparison, compare_pairs
 from warmprefix_tools.quality.questions import EvidenceQuestion
-from warmprefix_tools.quality.scores import JUDGE, AnswerScores, Scorer, normalized, score, scorer_named
+from warmprefix_tools.quality.scores import JUDGE, MEASURES, AnswerScores, Scorer, normalized, score, scorer_named
 
 __all__ = [
+    "ANNOTATE",
     "ArmResult",
     "NoAnswersError",
     "OrderEffect",
     "QualityResults",
     "compare_runs",
-    "remarks",
     "results_of",
     "verdict",
 ]
 
 
-_ANNOTATE = {"planned": "none", "note": "note", "labels": "labels", "both": "both"}
+ANNOTATE = {"planned": "none", "note": "note", "labels": "labels", "both": "both"}
 """The value of `annotate` that each arm tries out."""
 
 
@@ -55,12 +56,19 @@ class ArmResult:
     changed: int
     """Questions whose prompt differs from the baseline's."""
     comparison: Comparison | None
-    """Over all questions with an answer in both arms; None for a baseline."""
+    """Over all questions with an answer in both arms; None for a baseline. The verdict is read from it."""
+    comparisons: Mapping[str, Comparison]
+    """The same by each measure of `MEASURES`; empty for a baseline."""
     noise: float | None
     """Share of questions whose repeated calls have different scores; None without repeats."""
     prompt_tokens: int
     cached_tokens: int | None
-    """None if no answer reported any, not even 0."""
+    """None if they are not measured: see `QualityResults.prefill_problem`."""
+    saved: float | None
+    """Share of the baseline's computed prompt tokens that this arm does not compute, over the questions of both arms.
+
+    None for a baseline, or if it is not measured.
+    """
     citations: int
     """Labels that the answers name."""
     right_citations: int
@@ -87,6 +95,10 @@ class QualityResults:
     measure: str
     margin: float
     """1 point is 0.01."""
+    stops: bool
+    """True if the run may stop for what its answers show; then all intervals hold at any time."""
+    prefill_problem: str | None
+    """Why computed tokens are not measured; None if they are."""
     arms: tuple[ArmResult, ...]
     positions: Mapping[int, float]
     """Mean score by the place of the passage with the answer, from 1 on; empty if no arm moved it."""
@@ -102,29 +114,24 @@ class QualityResults:
         shown = [
             arm
             for arm in self.arms
-            if arm.arm in _ANNOTATE and arm.comparison is not None and arm.comparison.is_not_worse(self.margin)
+            if arm.arm in ANNOTATE and arm.comparison is not None and arm.comparison.is_not_worse(self.margin)
         ]
         if not shown:
             return None
-        return _ANNOTATE[max(shown, key=lambda arm: arm.comparison.difference if arm.comparison else 0.0).arm]
+        return ANNOTATE[max(shown, key=lambda arm: arm.comparison.difference if arm.comparison else 0.0).arm]
 
     def as_json(self) -> dict[str, Any]:
-        """Return all fields, with `annotate`, and with `differs` and `is_not_worse` for each comparison."""
+        """Return all fields, with `annotate`, and with the `verdict` on each arm."""
         fields = {**asdict(self), "annotate": self.annotate}
         for arm, made in zip(self.arms, fields["arms"], strict=True):
-            made["scores"] = arm.scores._asdict()
-            if arm.comparison is not None:
-                made["comparison"] |= {
-                    "differs": arm.comparison.differs,
-                    "is_not_worse": arm.comparison.is_not_worse(self.margin),
-                }
+            made |= {"scores": arm.scores._asdict(), "verdict": verdict(arm, self.margin)}
         return fields
 
 
-def results_of(store: AnswerStore, measure: str, margin: float) -> QualityResults:
+def results_of(store: AnswerStore, measure: str, margin: float | None = None) -> QualityResults:
     """Return the results of a run, finished or not. O(answers).
 
-    Repeated calls count as one answer with their mean score.
+    Repeated calls count as one answer with their mean score. Without a margin, that of the run counts.
 
     Raises:
         StoreFileError: The file holds no run.
@@ -135,52 +142,94 @@ def results_of(store: AnswerStore, measure: str, margin: float) -> QualityResult
     judged = measure == JUDGE
     if judged and store.judge() is None:
         raise NoAnswersError(f"{store.path} has no judgements yet: see warmprefix quality judge")
-    scored = _scored_arms(store, questions, "f1" if judged else measure)
+    scored = _scored_arms(store, questions, next(iter(MEASURES)) if judged else measure)
     baselines = {arm: of for arm, of in settings["arms"].items() if arm in scored}
     if not baselines:
         raise NoAnswersError(f"{store.path} has no answers yet")
-    preferences = _preferences(store) if judged else {}
-    arms = tuple([_result(scored, arm, of, preferences if judged else None) for arm, of in baselines.items()])
+    stops = bool(settings.get("stop_when_certain"))
+    results = _Comparer(
+        scored,
+        _preferences(store) if judged else None,
+        len(questions) if stops else None,
+        is_prefill_measured=settings.get("salts") == "kept",
+    )
+    arms = tuple([results.of(arm, baseline) for arm, baseline in baselines.items()])
     places = {place: arm.score for arm in arms if (place := arm_number(arm.arm, "gold")) and arm.score is not None}
     orders = [scored[arm].values for arm in baselines if arm_number(arm, "shuffled") and not judged]
-    positions = dict(sorted(places.items()))
-    return QualityResults(settings, len(questions), measure, margin, arms, positions, _order_effect(orders))
-
-
-def _result(
-    scored: Mapping[str, _ScoredArm],
-    arm: str,
-    baseline: str,
-    preferences: Mapping[tuple[str, str], float | None] | None,
-) -> ArmResult:
-    """Return the result of an arm, compared by the measure; or by preferences, of arm and question, if there are."""
-    mine, others = scored[arm], scored.get(baseline, _ScoredArm())
-    both = [id for id in mine.values if id in others.values]
-    differences = [mine.values[id] - others.values[id] for id in both]
-    if preferences is not None:
-        equal = {id: 0.0 for id in both if mine.first_texts.get(id) == others.first_texts.get(id)}
-        found = [equal[id] if id in equal else preferences.get((arm, id)) for id in both]
-        differences = [each for each in found if each is not None]
-    given = mine.answers
-    cached = [answer.cached_tokens for answer in given if answer.cached_tokens is not None]
-    repeated = [len(set(values)) > 1 for values in mine.calls.values() if len(values) > 1]
-    return ArmResult(
-        arm,
-        baseline,
-        len(mine.values),
-        len(mine.failed),
-        sum(answer.problem == "truncated" for answer in given),
-        mine.means(),
-        fmean(mine.values.values() or [0.0]) if preferences is None else None,
-        0 if arm == baseline else len(both) - len(differences),
-        len({answer.key.question for answer in given if answer.is_changed}),
-        compare_pairs(differences) if arm != baseline and differences else None,
-        fmean(repeated) if repeated else None,
-        sum(answer.prompt_tokens or 0 for answer in given),
-        sum(cached) if cached else None,
-        sum(answer.citations or 0 for answer in given),
-        sum(answer.right_citations or 0 for answer in given),
+    return QualityResults(
+        settings,
+        len(questions),
+        measure,
+        settings.get("margin", 1.0) / 100 if margin is None else margin,
+        stops,
+        PREFILL_PROBLEMS.get(settings.get("salts", "unreported")),
+        arms,
+        dict(sorted(places.items())),
+        _order_effect(orders),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Comparer:
+    """Compares the arms of a run with their baselines."""
+
+    scored: Mapping[str, _ScoredArm]
+    preferences: Mapping[tuple[str, str], float | None] | None
+    """Those of a judge, by arm and question; None if the measure counts."""
+    most: int | None
+    """As of `compare_pairs`."""
+    is_prefill_measured: bool
+
+    def of(self, arm: str, baseline: str) -> ArmResult:
+        """Return the result of an arm."""
+        mine, others = self.scored[arm], self.scored.get(baseline, _ScoredArm())
+        both = [id for id in mine.values if id in others.values] if arm != baseline else []
+        differences = [mine.values[id] - others.values[id] for id in both]
+        if self.preferences is not None:
+            equal = {id: 0.0 for id in both if mine.first_texts.get(id) == others.first_texts.get(id)}
+            found = [equal[id] if id in equal else self.preferences.get((arm, id)) for id in both]
+            differences = [each for each in found if each is not None]
+        given = mine.answers.values()
+        repeated = [len(set(values)) > 1 for values in mine.calls.values() if len(values) > 1]
+        return ArmResult(
+            arm,
+            baseline,
+            len(mine.values),
+            len(mine.failed),
+            sum(answer.problem == "truncated" for answer in given),
+            mine.mean,
+            fmean(mine.values.values() or [0.0]) if self.preferences is None else None,
+            len(both) - len(differences),
+            len({answer.key.question for answer in given if answer.is_changed}),
+            compare_pairs(differences, self.most) if differences else None,
+            {name: self._compared(mine, others, both, name) for name in MEASURES if both},
+            fmean(repeated) if repeated else None,
+            sum(answer.prompt_tokens or 0 for answer in given),
+            sum(answer.cached_tokens or 0 for answer in given) if self.is_prefill_measured else None,
+            self._saved(mine, others) if arm != baseline else None,
+            sum(answer.citations or 0 for answer in given),
+            sum(answer.right_citations or 0 for answer in given),
+        )
+
+    def _compared(self, mine: _ScoredArm, others: _ScoredArm, both: Sequence[str], measure: str) -> Comparison:
+        return compare_pairs(
+            [getattr(mine.scores[id], measure) - getattr(others.scores[id], measure) for id in both], self.most
+        )
+
+    def _saved(self, mine: _ScoredArm, others: _ScoredArm) -> float | None:
+        """Return the share of computed tokens that an arm saves; an answer that reports no cached tokens has none."""
+        pairs = [
+            (answer, other)
+            for call, answer in mine.answers.items()
+            if (other := others.answers.get(call)) and answer.prompt_tokens and other.prompt_tokens
+        ]
+        if not self.is_prefill_measured or not pairs:
+            return None
+        computed, before = (
+            sum((each.prompt_tokens or 0) - (each.cached_tokens or 0) for each in answers)
+            for answers in zip(*pairs, strict=True)
+        )
+        return 1 - computed / before if before else None
 
 
 def _order_effect(orders: Sequence[Mapping[str, float]]) -> OrderEffect | None:
@@ -210,7 +259,8 @@ class _ScoredArm:
     """The answers of one arm with their scores."""
 
     def __init__(self) -> None:
-        self.answers: list[GivenAnswer] = []
+        self.answers: dict[tuple[str, int], GivenAnswer] = {}
+        """By question and repeat."""
         self.failed: set[str] = set()
         """Questions of which a call failed."""
         self.calls: defaultdict[str, list[float]] = defaultdict(list)
@@ -222,7 +272,7 @@ class _ScoredArm:
     def add(self, answer: GivenAnswer, expected: Sequence[str], scorer: Scorer) -> None:
         """Add an answer."""
         id = answer.key.question
-        self.answers.append(answer)
+        self.answers[id, answer.key.repeat] = answer
         if answer.text is None:
             self.failed.add(id)
             return
@@ -236,10 +286,19 @@ class _ScoredArm:
         """The mean of the measure by question, without those of which a call failed."""
         return {id: fmean(values) for id, values in self.calls.items() if id not in self.failed}
 
-    def means(self) -> AnswerScores:
-        """Return the means of all scores."""
-        means = [AnswerScores(*map(fmean, zip(*self._scores[id], strict=True))) for id in self.values]
-        return AnswerScores(*map(fmean, zip(*(means or [AnswerScores(0.0, 0.0, 0.0, 0.0)]), strict=True)))
+    @ForkSafeProperty
+    def scores(self) -> dict[str, AnswerScores]:
+        """The means of all scores, by the same questions."""
+        return {id: _mean(self._scores[id]) for id in self.values}
+
+    @property
+    def mean(self) -> AnswerScores:
+        """The means over the questions."""
+        return _mean(list(self.scores.values()) or [AnswerScores(*[0.0] * len(AnswerScores._fields))])
+
+
+def _mean(scores: Sequence[AnswerScores]) -> AnswerScores:
+    return AnswerScores(*map(fmean, zip(*scores, strict=True)))
 
 
 def _scored_arms(store: AnswerStore, questions: Sequence[EvidenceQuestion], measure: str) -> dict[str, _ScoredArm]:
@@ -263,12 +322,13 @@ def compare_runs(earlier: AnswerStore, later: AnswerStore, measure: str) -> dict
     if earlier.settings() and earlier.questions() != questions:
         raise NoAnswersError(f"{earlier.path} and {later.path} have different questions")
     before, after = (_scored_arms(store, questions, measure) for store in (earlier, later))
+    stops = any(store.settings().get("stop_when_certain") for store in (earlier, later))
     found: dict[str, Comparison] = {}
     for arm in arms:
         if arm in before and arm in after:
             old, new = before[arm].values, after[arm].values
             if differences := [new[id] - old[id] for id in new if id in old]:
-                found[arm] = compare_pairs(differences)
+                found[arm] = compare_pairs(differences, len(questions) if stops else None)
     if not found:
         raise NoAnswersError(f"{earlier.path} and {later.path} have no answers in common")
     return found
@@ -276,49 +336,4 @@ def compare_runs(earlier: AnswerStore, later: AnswerStore, measure: str) -> dict
 
 def verdict(arm: ArmResult, margin: float) -> str:
     """Return in a word or two how an arm compares with its baseline."""
-    compared = arm.comparison
-    if compared is None:
-        return "baseline"
-    if compared.differs and compared.difference > 0:
-        return "better"
-    if compared.is_not_worse(margin):
-        return "not worse"
-    return "worse" if compared.differs else "open"
-
-
-def remarks(results: QualityResults) -> list[str]:
-    """Return what a reader should consider."""
-    found: list[str] = []
-    allowed = "a loss of 1 point" if results.margin == 0.01 else f"a loss of {100 * results.margin:g} points"
-    verdicts = {verdict(arm, results.margin) for arm in results.arms}
-    if "not worse" in verdicts:
-        found.append(f"Not worse: {allowed} or more is refuted.")
-    if "open" in verdicts:
-        found.append(f"Open: {allowed} is neither shown nor refuted; ask more questions.")
-    if results.annotate is not None:
-        found.append(f'For this model, ContextPlanner(annotate="{results.annotate}") is the best that is not worse.')
-    elif {verdict(arm, results.margin) for arm in results.arms if arm.arm in _ANNOTATE} == {"worse"}:
-        found.append("For this model, keep relevance order: plan(..., order_locked=True).")
-    if results.positions:
-        scores = ", ".join([f"{place}: {100 * value:.1f}" for place, value in results.positions.items()])
-        found.append(f"Score by the place of the passage with the answer: {scores}.")
-    if results.orders is not None:
-        found.append(
-            f"{results.orders.orders} random orders: {100 * results.orders.affected:.1f}% of the questions have"
-            f" different scores; the mean standard deviation is {100 * results.orders.deviation:.1f} points."
-        )
-    for arm in results.arms:
-        if arm.failed:
-            found.append(f"{arm.arm}: {arm.failed} questions have no answer and count in no comparison.")
-        if arm.truncated:
-            found.append(f"{arm.arm}: {arm.truncated} answers were cut; raise --max-tokens.")
-        if arm.comparison is not None and arm.changed < arm.answers:
-            found.append(f"{arm.arm}: {arm.changed} of {arm.answers} prompts differ from {arm.baseline}.")
-        if arm.unjudged:
-            found.append(f"{arm.arm}: {arm.unjudged} questions have no judgement and count in no comparison.")
-        if arm.citations:
-            share = 100 * arm.right_citations / arm.citations
-            found.append(f"{arm.arm}: {share:.1f}% of {arm.citations:,} cited labels are those of the evidence.")
-        if arm.noise is not None:
-            found.append(f"{arm.arm}: repeated calls have another score at {100 * arm.noise:.1f}% of the questions.")
-    return found
+    return "baseline" if arm.comparison is None else arm.comparison.verdict(margin)

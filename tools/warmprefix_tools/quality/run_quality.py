@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
@@ -26,8 +27,11 @@ from warmprefix_tools.quality.quality_options import (
     QualityReportOptions,
 )
 from warmprefix_tools.quality.questions import EvidenceQuestion, QuestionsError, read_questions, squad_questions
-from warmprefix_tools.quality.results import NoAnswersError, QualityResults, compare_runs, remarks, results_of, verdict
-from warmprefix_tools.report.amounts import points, rounded
+from warmprefix_tools.quality.remarks import measure_cells, remarks
+from warmprefix_tools.quality.results import NoAnswersError, QualityResults, compare_runs, results_of, verdict
+from warmprefix_tools.quality.scores import MEASURES
+from warmprefix_tools.quality.watch import FORECAST_QUESTIONS, RunWatch
+from warmprefix_tools.report.amounts import change, points, rounded
 from warmprefix_tools.report.visible import visible
 
 try:
@@ -56,6 +60,8 @@ def run_quality(options: QualityOptions) -> None:
         data_set = DATA_SETS[options.data]
         console.print(f"Questions from {data_set.origin}. Licence: {data_set.licence}.")
     questions = questions_of(options)
+    if options.stop_when_certain:  # the first questions of a set are often about one text; any of them must do
+        questions = random.Random(0).sample(questions, len(questions))  # noqa: S311
     arms = expanded_arms(options.arm_names, questions)
     prompts = list(prompts_of(arms, questions))
     if options.dry_run:
@@ -63,20 +69,29 @@ def run_quality(options: QualityOptions) -> None:
             console.print(line)
         return
     with AnswerStore(options.answers) as store:
-        names = ("model", "data", "repeats", "max_tokens")
-        store.begin(
-            {**{name: getattr(options, name) for name in names}, "arms": {arm: baseline_of(arm) for arm in arms}},
-            questions,
-        )
+        names = ("model", "data", "repeats", "max_tokens", "margin", "stop_when_certain")
+        baselines = {arm: baseline_of(arm) for arm in arms}
+        store.begin({**{name: getattr(options, name) for name in names}, "arms": baselines}, questions)
         done = len(store.done())
         for line in announcement(prompts, options, done):
             console.print(line)
+        stops = options.stop_when_certain
+        watch = RunWatch(baselines, questions, options.margin / 100, repeats=options.repeats, stops=stops)
         with progress_bar("Asking ...", 8) as progress:
             total = len(prompts) * options.repeats
             task = progress.add_task("calls", total=total, completed=done)
-            asyncio.run(
-                ask_all(prompts, store, options, lambda remaining: progress.update(task, completed=total - remaining))
-            )
+            has_forecast = False
+
+            def show(remaining: int) -> None:
+                nonlocal has_forecast
+                progress.update(task, completed=total - remaining)
+                if watch.answered >= FORECAST_QUESTIONS and not has_forecast:
+                    has_forecast = True
+                    progress.console.print(watch.forecast(), highlight=False)
+
+            asyncio.run(ask_all(prompts, store, options, watch, show))
+    if watch.is_certain:
+        console.print(f"Stopped after {watch.answered:,} of {len(questions):,} questions: every arm is certain.")
     console.print(f"Next: warmprefix quality report {options.answers}")
 
 
@@ -110,12 +125,12 @@ def announcement(prompts: Sequence[ArmPrompt], options: QualityOptions, done: in
     questions, calls = len(prompts) // arms, len(prompts) * options.repeats
     characters = sum(len(str(message.get("content"))) for prompt in prompts for message in prompt.messages)
     tokens = options.repeats * characters // _CHARACTERS_PER_TOKEN
-    few, many = (100 * detectable_difference(questions, share) for share in (0.02, 0.1))
+    few, many = (100 * detectable_difference(questions, share) for share in (0.02, 0.15))
     return [
         f"{questions} questions in {arms} arms: {calls:,} calls, about {rounded(tokens)} prompt tokens"
         + (f"; {done:,} calls are done." if done else "."),
         f"This finds a difference of {few:.1f} points if an arm changes 2% of the answers from right to wrong or back,"
-        f" and of {many:.1f} points if it changes 10%.",
+        f" and of {many:.1f} points if it changes 15%, as small models do.",
     ]
 
 
@@ -156,7 +171,7 @@ def run_quality_report(options: QualityReportOptions) -> bool:
             check_writable(file)
     _check_exist(options.answers)
     with AnswerStore(options.answers) as store:
-        results = results_of(store, options.measure, options.margin / 100)
+        results = results_of(store, options.measure, None if options.margin is None else options.margin / 100)
     missing = set(options.checked_arms) - {arm.arm for arm in results.arms if arm.comparison is not None}
     if missing:
         raise NoAnswersError(f"{options.answers} has no comparison for {', '.join(sorted(missing))}")
@@ -166,6 +181,8 @@ def run_quality_report(options: QualityReportOptions) -> bool:
             write_text(options.html_file, quality_page(results))
         console = report_console(options.json_file)
         console.print(result_table(results))
+        console.print()
+        console.print(measure_table(results))
         for line in remarks(results):
             console.print(line)
         if options.annotations_file is not None:
@@ -223,14 +240,23 @@ def _check_exist(*files: Path) -> None:
 
 def result_table(results: QualityResults) -> Table:
     """Return the arms as a table for a terminal."""
-    heads = ("arm", "answers", results.measure, "against", "points", "95% interval", "verdict")
+    heads = ("arm", "answers", results.measure, "against", "points", "95% interval", "at worst", "prefill", "verdict")
     table = plain_table(*heads, left=["against", "verdict"], gap=1)
     for arm in results.arms:
         compared = arm.comparison
         cells = [arm.arm, f"{arm.answers:,}", "" if arm.score is None else f"{100 * arm.score:.1f}"]
         if compared is None:
-            table.add_row(*cells, "", "", "", "baseline")
+            table.add_row(*cells, "", "", "", "", "", "baseline")
         else:
             interval = f"{points(compared.low)} to {points(compared.high)}"
-            table.add_row(*cells, arm.baseline, points(compared.difference), interval, verdict(arm, results.margin))
+            cells += [arm.baseline, points(compared.difference), interval, points(compared.worst)]
+            table.add_row(*cells, "" if arm.saved is None else change(-arm.saved), verdict(arm, results.margin))
+    return table
+
+
+def measure_table(results: QualityResults) -> Table:
+    """Return all measures side by side as a table for a terminal: means, and differences with their intervals."""
+    table = plain_table("arm", "words", *MEASURES, gap=1)
+    for arm in results.arms:
+        table.add_row(arm.arm, f"{arm.scores.words:.1f}", *measure_cells(arm))
     return table

@@ -45,13 +45,18 @@ class ScoreError(WarmprefixError, ValueError):
 
 
 class AnswerScores(NamedTuple):
-    """How well an answer fits the expected ones, each from 0 to 1; the best of all expected ones counts."""
+    """How well an answer fits the expected ones, from 0 to 1; the best of all expected ones counts."""
 
-    exact: float
-    f1: float
     contains: float
+    """1 if an expected answer stands in it, in whatever sentence."""
+    span: float
+    """Token F1 of the part of the answer that fits best."""
+    f1: float
+    exact: float
     refused: float
     """1 if the answer is that the context holds no answer."""
+    words: float
+    """Number of words, after normalisation."""
 
 
 def normalized(text: str) -> str:
@@ -76,15 +81,18 @@ def _is_ideograph(char: str) -> bool:
 def score(answer: str, expected: Sequence[str]) -> AnswerScores:
     """Return the scores of an answer; without an expected one, only a refusal is right. O(characters * expected)."""
     refused = float(bool(_REFUSAL.search(answer)) or not answer.strip())
-    if not expected:
-        return AnswerScores(refused, refused, refused, refused)
     given = normalized(_LABEL.sub("", answer))
+    words = given.split()
+    if not expected:
+        return AnswerScores(refused, refused, refused, refused, refused, len(words))
     wanted = [normalized(each) for each in expected]
     return AnswerScores(
-        max([float(given == each) for each in wanted]),
-        max([_f1(given.split(), each.split()) for each in wanted]),
         max([float(bool(each) and f" {each} " in f" {given} ") for each in wanted]),
+        max([_span(words, each.split()) for each in wanted]),
+        max([_f1(words, each.split()) for each in wanted]),
+        max([float(given == each) for each in wanted]),
         refused,
+        len(words),
     )
 
 
@@ -95,12 +103,29 @@ def _f1(given: Sequence[str], wanted: Sequence[str]) -> float:
     return 2 * shared / (len(given) + len(wanted))
 
 
-MEASURES: dict[str, Scorer] = {
-    "f1": lambda answer, expected: score(answer, expected).f1,
-    "exact": lambda answer, expected: score(answer, expected).exact,
-    "contains": lambda answer, expected: score(answer, expected).contains,
+def _span(given: Sequence[str], wanted: Sequence[str]) -> float:
+    """Return the highest F1 of a run of words. O(words * squared wanted words)."""
+    best, counts = _f1(given, wanted), Counter(wanted)
+    for start, first in enumerate(given):
+        if first in counts:
+            left, shared = counts.copy(), 0
+            for length, word in enumerate(given[start:], 1):
+                if 2 * len(wanted) <= best * (length + len(wanted)):
+                    break  # no run of this length or longer can be better
+                if left[word] > 0:
+                    left[word] -= 1
+                    shared += 1
+                best = max(best, 2 * shared / (length + len(wanted)))
+    return best
+
+
+MEASURES = {
+    "contains": "answers that contain an expected one",
+    "span": "token F1 of the best part",
+    "f1": "token F1",
+    "exact": "exact match",
 }
-"""By name."""
+"""What each measure is, by its field in `AnswerScores`; the first one decides."""
 
 
 def scorer_named(measure: str) -> Scorer:
@@ -110,7 +135,7 @@ def scorer_named(measure: str) -> Scorer:
         ScoreError: There is no such measure. The returned function raises it for a result that is no score.
     """
     if measure in MEASURES:
-        return MEASURES[measure]
+        return lambda answer, expected: float(getattr(score(answer, expected), measure))
     module, colon, name = measure.partition(":")
     if not colon:
         raise ScoreError(f"measure must be {', '.join([*MEASURES, JUDGE])} or module:function, got {measure!r}")
