@@ -17,6 +17,7 @@ from warmprefix.ordering.policies import (
     places_of_runs,
     runs_of,
 )
+from warmprefix.ordering.positions import PositionProfile
 
 __all__ = [
     "POLICIES",
@@ -24,6 +25,7 @@ __all__ = [
     "BlockView",
     "CoAccessPolicy",
     "OrderingPolicy",
+    "PositionProfile",
     "PrefixView",
     "RelevancePolicy",
     "ServedBlock",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from functools import lru_cache
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Generic, NamedTuple, TypeVar
 
 from warmprefix.errors import check_count
 from warmprefix.ordering.policies import BlockView, PrefixView, ServedBlock
+from warmprefix.ordering.positions import MOVED_RANKS, PositionProfile
+from warmprefix.prefix.tree import PrefixMatch
 
 __all__ = ["AccessWindow", "BitCounter", "CoAccessPolicy", "Outcome", "RecurrenceByRank"]
 
@@ -73,9 +75,9 @@ class CoAccessPolicy:
     def order(self, blocks: Sequence[BlockView], prefix: PrefixView) -> Sequence[int]:
         head = prefix.deepest_path(blocks)
         demand = self._demand(blocks, prefix.waiting)
-        planned = head + demand.best_tail(head)
-        placed = set(planned)
-        planned += [i for i in range(len(blocks)) if i not in placed]
+        planned = demand.best_order(head)
+        if prefix.reader is not None and planned != [*range(len(blocks))]:
+            head, planned = self._readable(prefix.reader, blocks, prefix, demand, [(head, planned)])
         note = prefix.note_tokens(planned)
         if not note:
             return planned
@@ -88,6 +90,48 @@ class CoAccessPolicy:
             if saved + later * self._returns.rate <= note:
                 return in_relevance_order
         return planned
+
+    def _readable(
+        self,
+        reader: PositionProfile,
+        blocks: Sequence[BlockView],
+        prefix: PrefixView,
+        demand: _Demand,
+        orders: list[tuple[list[int], list[int]]],
+    ) -> tuple[list[int], list[int]]:
+        """Return the path and the order that are worth most to a model that reads some places better than others.
+
+        The order may begin with the most relevant block and a path behind it. The most relevant blocks behind the path
+        stand right behind it, at the end, or where they were. O(k) for k blocks, and one search for a path.
+
+        Args:
+            reader: Where the model reads best.
+            blocks: The blocks.
+            prefix: The content of the cache.
+            demand: What later requests may share.
+            orders: The order to improve, with its resident path.
+        """
+        as_given = [*range(len(blocks))]
+        if not orders[0][0] or orders[0][0][0]:
+            path = [0, *[i + 1 for i in prefix.behind(blocks[0]).deepest_path(blocks[1:])]]
+            orders.append((path, demand.best_order(path)))
+        matches = prefix.match_prefixes(blocks, *[[blocks[i] for i in path] for path, _ in orders])
+        percent = 100 / (sum(demand.tokens) or 1)
+        rate = self._returns.rate / _MOST_RATE
+
+        def valued(path: list[int], order: list[int], held: PrefixMatch) -> tuple[float, list[int], list[int]]:
+            saved = held.tokens + rate * demand.new_value(order, held.blocks) - prefix.note_tokens(order)
+            return reader.value(order, percent * saved), path, order
+
+        best = valued([], as_given, matches[0])
+        for (path, order), held in zip(orders, matches[1:], strict=True):
+            found = valued(path, order, held)
+            for rank in [i for i in as_given[:MOVED_RANKS] if i not in path]:
+                others = [i for i in found[2][len(path) :] if i != rank]
+                for moved in ([*path, rank, *others], [*path, *others, rank]):
+                    found = max(found, valued(path, moved, held), key=itemgetter(0))
+            best = max(best, found, key=itemgetter(0))
+        return best[1:]
 
     def observe(self, served: Sequence[ServedBlock]) -> None:
         ranked = sorted(served, key=attrgetter("rank"))
@@ -165,24 +209,22 @@ class _Demand(NamedTuple):
     trust: float
     """The weight of `chances`, in bits."""
 
-    def best_tail(self, head: Sequence[int]) -> list[int]:
-        """Return blocks to put behind `head`, always the best next one.
+    def best_order(self, head: Sequence[int]) -> list[int]:
+        """Return all blocks: `head`, then always the best next one.
 
-        It ends when no request holds all placed blocks.
+        Once no request holds all placed blocks, the rest follows in relevance order.
         """
         common = self.similar
         for i in head:
             common &= self.holders[i]
-        if not common or len(head) == len(self.tokens):
-            return []
         placed, trust = set(head), self.trust
+        order = [*head]
         tail = [
             (i, self.holders[i], self.tokens[i], trust * chance, trust - trust * chance)
             for i, chance in enumerate(self.chances)
-            if i not in placed
+            if common and i not in placed
         ]
-        order: list[int] = []
-        while tail and common and len(order) < _ESTIMATES:
+        while tail and common and len(order) < len(head) + _ESTIMATES:
             savings = _savings(tail, common)
             index, holders, *_ = tail.pop(savings.index(max(savings)))
             order.append(index)
@@ -190,7 +232,8 @@ class _Demand(NamedTuple):
         if tail and common:
             savings = _savings(tail, common)
             order += [tail[j][0] for j in sorted(range(len(tail)), key=savings.__getitem__, reverse=True)]
-        return order
+        placed.update(order)
+        return order + [i for i in range(len(self.tokens)) if i not in placed]
 
     def new_value(self, order: Sequence[int], held: int) -> float:
         """Return the tokens that the next similar request is expected to find in `order`, beyond the held blocks.

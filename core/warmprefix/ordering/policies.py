@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import NamedTuple, Protocol
 
+from warmprefix.ordering.positions import PositionProfile
 from warmprefix.prefix.tree import SEARCH_BUDGET, PrefixMatch, PrefixTree, may_stand
 
 __all__ = [
@@ -92,6 +93,8 @@ class PrefixView:
     """The blocks of each request that is announced and not planned yet, without this request's own."""
     note_tokens: Callable[[Sequence[int]], int] = _without_note
     """Returns the tokens of the note that the given order needs; 0 for relevance order."""
+    reader: PositionProfile | None = None
+    """Where the model reads best; None if that is unknown, or the same everywhere."""
     runs: Mapping[bytes, Sequence[BlockView]] = field(default_factory=dict)
     """For blocks that each stand for a run: its blocks, by the fingerprint of the first one."""
 
@@ -151,6 +154,10 @@ class PrefixView:
             return self.in_flight
         after, placed = tuple(self.after), len(self.after)
         return [order[placed:] for order in self.in_flight if tuple(order[:placed]) == after]
+
+    def behind(self, block: BlockView) -> PrefixView:
+        """Return the view of what follows this block, placed in front of all others."""
+        return replace(self, after=[*self.after, *[each.fingerprint for each in self.single_blocks([block])[0]]])
 
     def single_blocks(self, blocks: Sequence[BlockView]) -> tuple[Sequence[BlockView], Collection[int]]:
         """Return the blocks of all runs, and which of them stay behind the one before them."""

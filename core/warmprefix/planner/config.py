@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Literal, TypedDict
@@ -13,6 +13,7 @@ from warmprefix.errors import check_count, check_names
 from warmprefix.extensions import extension, extension_names
 from warmprefix.order_sharing import OrderSharing
 from warmprefix.ordering import POLICIES, OrderingPolicy
+from warmprefix.ordering.positions import profiles_of_models
 from warmprefix.residency import ResidencyFeed
 from warmprefix.stores import SeenStore
 from warmprefix.telemetry import PlannerObserver
@@ -43,6 +44,8 @@ class PlannerOptions(TypedDict, total=False):
     observer: PlannerObserver | None
     annotate: Annotate
     annotations: Mapping[str, Annotate]
+    positions: Mapping[str, Sequence[float]]
+    points_per_percent: float
     tokenizer: object
     profile: CacheProfile | str
 
@@ -53,7 +56,8 @@ class PlannerConfig:
 
     Raises:
         TypeError: An argument has the wrong type, or `policy` is a policy instead of a callable that makes one.
-        ValueError: `policy`, `annotate` or `annotations` has an unknown value, or a bound is below 1.
+        ValueError: `policy`, `annotate` or `annotations` has an unknown value, a bound is below 1, or a number of
+            `positions` is no percentage.
     """
 
     policy: str | Callable[[], OrderingPolicy] = "coaccess"
@@ -91,6 +95,12 @@ class PlannerConfig:
     annotations: Mapping[str, Annotate] = field(default_factory=dict)
     """What `"auto"` stands for, by the `model` of a request, as `warmprefix quality report --annotations FILE` writes
     it; see docs/quality.md."""
+    positions: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Right answers in percent, by the `model` of a request, with the answer in places from the first to the last, as
+    `warmprefix quality report --positions FILE` writes them. `"*"` stands for all other models. Of those without, and
+    with equal numbers, any order costs no answers; see docs/quality.md."""
+    points_per_percent: float = 2.0
+    """Points of right answers that one percent of saved prefill is worth, for models in `positions`."""
     tokenizer: object = None
     """Counts labels and notes, whose price an order must save: a function of a text, an object with `encode`, or a
     `warmprefix.residency.EngineTokenizer`, asked in the background. By default they are estimated."""
@@ -114,6 +124,7 @@ class PlannerConfig:
             raise TypeError(f"annotations must be a mapping, got {type(self.annotations).__name__}")
         for annotate in self.annotations.values():
             check_annotate(annotate)
+        profiles_of_models(self.positions, self.points_per_percent)
         if not isinstance(self.salt_key, bytes):
             raise TypeError(f"salt_key must be bytes, got {type(self.salt_key).__name__}")
         if isinstance(self.policy, str) and _named_policy(self.policy) is None:

@@ -194,7 +194,7 @@ class RequestPlanner:
             note = OrderNote(writer, annotation, [label for label, _ in resolved], distinct, joined)
             order: Sequence[int] = range(len(distinct))
             if not draft.order_locked:
-                view = PrefixView(scope.tree, in_flight=in_flight, waiting=waiting, note_tokens=note.price)
+                view = PrefixView(scope.tree, (), in_flight, waiting, note.price, scope.reader)
                 order = self._order(scope, distinct, view, note, joined, reorders)
             text, note_tokens = note.written(order)
             planned = tuple(

@@ -18,6 +18,7 @@ from warmprefix.forks import fork_safe_lock
 from warmprefix.labels import LabelRegistry
 from warmprefix.order_sharing import LearnedOrder, NoSharing, OrderSharing
 from warmprefix.ordering import ServedBlock
+from warmprefix.ordering.positions import profiles_of_models
 from warmprefix.plan import ContextPlan, PlannedBlock, Scope, tenant_salt
 from warmprefix.planner.config import PlannerConfig
 from warmprefix.planner.label_savings import LabelSavings
@@ -62,6 +63,7 @@ class ScopeState:
         "labels",
         "policy",
         "queue",
+        "reader",
         "scope",
         "tree",
     )
@@ -77,6 +79,9 @@ class ScopeState:
         self.cache_salt = None if scope.tenant is None else tenant_salt(config.salt_key, scope.tenant)
         self.feedback = ScopeFeedback()
         self.queue = RequestQueue()
+        readers = profiles_of_models(config.positions, config.points_per_percent)
+        self.reader = readers.get("*" if scope.model is None else scope.model, readers.get("*"))
+        """Where the model reads best; None if that is unknown, or the same everywhere."""
 
     def predict(self, keys: Sequence[bytes], reorders: bool, opens_prompt: bool) -> tuple[int, Sequence[int] | None]:
         """Return the tokens that the engine is predicted to reuse of an order, and its reuse distances.
