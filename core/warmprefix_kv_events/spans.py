@@ -66,7 +66,7 @@ class EngineTokenizer:
         """Return the token ids of the text, without special tokens.
 
         Raises:
-            TokenizerError: The engine cannot be reached, is too slow, or sends an answer without a list of tokens.
+            TokenizerError: The engine cannot be reached, is too slow, or answers without the tokens of the text.
         """
         return self._tokens_of({"prompt": text, "add_special_tokens": False})
 
@@ -94,6 +94,8 @@ class EngineTokenizer:
         tokens = answer.get("tokens") if isinstance(answer, dict) else None
         if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
             raise TokenizerError(self.url, "the answer has no list of tokens")
+        if not tokens and body.get("prompt", True):  # llama.cpp reads neither `prompt` nor `messages`
+            raise TokenizerError(self.url, "the answer has no tokens")
         return tokens
 
 

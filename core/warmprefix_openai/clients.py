@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from functools import partial
+from importlib import import_module
 from operator import methodcaller
 from typing import Any
 
@@ -15,7 +16,7 @@ from warmprefix.errors import MissingExtraError
 from warmprefix_openai.exchange import Exchange, Verdict
 from warmprefix_openai.primer import Primer
 from warmprefix_openai.tracker import PlanTracker
-from warmprefix_openai.writer import LinkWriter, with_body
+from warmprefix_openai.writer import LinkWriter, Opening, with_body
 from warmprefix_requests import OutgoingRequest
 
 _log = logging.getLogger("warmprefix")
@@ -32,10 +33,13 @@ def linked_client(writer: LinkWriter, kind: Any, options: Mapping[str, Any]) -> 
     kind = kind or _of_sdk("DefaultHttpxClient")
 
     def send(client: Any, request: Any, *, stream: bool = False, **given: Any) -> Any:
-        request, exchange = writer.open(request)
-        if exchange is None:
-            return kind.send(client, request, stream=stream, **given)
-        response = _send(writer.tracker, exchange, request, partial(kind.send, client, stream=True, **given))
+        opening = writer.open(request)
+        forward = partial(kind.send, client, stream=True, **given)
+        if opening.salted is not None and (refused := _refusal(writer, opening, forward)) is not None:
+            forward = partial(_refused, refused)
+        if opening.exchange is None:
+            return forward(opening.request, stream=stream)
+        response = _send(writer.tracker, opening.exchange, opening.request, forward)
         if not stream:
             try:
                 response.read()
@@ -52,10 +56,13 @@ def linked_async_client(writer: LinkWriter, kind: Any, options: Mapping[str, Any
     kind = kind or _of_sdk("DefaultAsyncHttpxClient")
 
     async def send(client: Any, request: Any, *, stream: bool = False, **given: Any) -> Any:
-        request, exchange = writer.open(request)
-        if exchange is None:
-            return await kind.send(client, request, stream=stream, **given)
-        response = await _asend(writer.tracker, exchange, request, partial(kind.send, client, stream=True, **given))
+        opening = writer.open(request)
+        forward = partial(kind.send, client, stream=True, **given)
+        if opening.salted is not None and (refused := await _arefusal(writer, opening, forward)) is not None:
+            forward = partial(_arefused, refused)
+        if opening.exchange is None:
+            return await forward(opening.request, stream=stream)
+        response = await _asend(writer.tracker, opening.exchange, opening.request, forward)
         if not stream:
             try:
                 await response.aread()
@@ -111,6 +118,40 @@ async def _asend(
     response, verdict = _answered(exchange, response, tracker, _AsyncBody)
     await tracker.asettle(verdict)
     return response
+
+
+def _refusal(writer: LinkWriter, opening: Opening, forward: Callable[..., Any]) -> bytes | None:
+    """Return the error to answer in place of the engine, which is asked whether it takes the request's salt."""
+    assert opening.salted is not None
+    answers = []
+    for question in writer.salts.questions(opening.request):
+        response = forward(question, stream=False)
+        answers.append(response.content if response.status_code == 200 else b"")
+    if answers:
+        writer.salts.learn(opening.request, answers)
+    return writer.salts.refusal(opening.request, opening.salted)
+
+
+async def _arefusal(writer: LinkWriter, opening: Opening, forward: Callable[..., Awaitable[Any]]) -> bytes | None:
+    """Do the same as `_refusal`, in a task."""
+    assert opening.salted is not None
+    answers = []
+    for question in writer.salts.questions(opening.request):
+        response = await forward(question, stream=False)
+        answers.append(response.content if response.status_code == 200 else b"")
+    if answers:
+        writer.salts.learn(opening.request, answers)
+    return writer.salts.refusal(opening.request, opening.salted)
+
+
+def _refused(content: bytes, request: Any, **_: object) -> Any:
+    """Return a response of the request's own HTTP library that refuses it."""
+    library = import_module(type(request).__module__.partition(".")[0])
+    return library.Response(400, headers={"content-type": "application/json"}, content=content, request=request)
+
+
+async def _arefused(content: bytes, request: Any, **_: object) -> Any:
+    return _refused(content, request)
 
 
 def _prime(primer: Primer, exchange: Exchange, request: Any, forward: Callable[[Any], Any]) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from warmprefix.plan import ContextPlan
 from warmprefix_openai.exchange import Exchange
 from warmprefix_openai.plans import PLAN_HEADER, SentPlan, plan_in_context
+from warmprefix_openai.salt_check import SaltCheck
 from warmprefix_openai.tracker import PlanTracker
 from warmprefix_requests import (
     FieldRefusals,
@@ -21,12 +22,20 @@ from warmprefix_requests import (
     with_usage,
 )
 from warmprefix_requests.marks import CacheMarker
-from warmprefix_requests.outgoing import TokenIds
+from warmprefix_requests.outgoing import PromptRoute, TokenIds
 
-__all__ = ["LinkWriter", "with_body"]
+__all__ = ["LinkWriter", "Opening", "with_body"]
 
-Opening = tuple[Any, Exchange | None]
-"""A request of httpx or httpx2 to send in place of another, and the exchange that reads its answer if it has a plan."""
+
+class Opening(NamedTuple):
+    """A request to send in place of another."""
+
+    request: Any
+    """Of httpx or httpx2."""
+    exchange: Exchange | None = None
+    """Reads its answer, if it has a plan."""
+    salted: PromptRoute | None = None
+    """Its route if a salt is to keep its tenant apart, which some engines ignore."""
 
 
 class LinkWriter:
@@ -37,6 +46,7 @@ class LinkWriter:
         profile = tracker.planner.profile
         self.marker = None if profile.marks is None else CacheMarker(profile)
         self._refusals = FieldRefusals()
+        self.salts = SaltCheck()
         self._isolation = profile.isolation
         self._cache_salt = cache_salt
         self._token_ids: TokenIds | None = token_ids
@@ -54,14 +64,14 @@ class LinkWriter:
                 return self._opened(request, sent, by_name=False)
         except Exception:
             tracker.degrade("a request could not be prepared for its plan")
-        return request if named is None else _remade(request, _body_of(request)), None
+        return Opening(request if named is None else _remade(request, _body_of(request)))
 
     def _opened(self, request: Any, sent: SentPlan, *, by_name: bool) -> Opening:
         tracker, content = self.tracker, _body_of(request)
         asked = None if content is None else read_call(request.method, request.url.path, request.headers, content)
         if asked is None:
             tracker.count("unmatched")
-            return _remade(request, content) if by_name else request, None
+            return Opening(_remade(request, content) if by_name else request)
         plan = sent.plan
         if plan is not None and not by_name and not holds_blocks(asked.prompt, plan):
             tracker.count("unmatched")
@@ -91,13 +101,15 @@ class LinkWriter:
             if self.marker is not None and not is_refused:
                 optional["marks"] = with_marks(self.marker, plan.scope.tenant, plan)
         outgoing = prepared(asked, processors, optional)
+        is_salted = takes_salt and sent.cache_salt is not None and self._isolation == "cache_salt"
+        salted = asked.route if is_salted else None
         if plan is None:
-            return _remade(request, outgoing.content), None
+            return Opening(_remade(request, outgoing.content), None, salted)
         attempt = self._refusals.attempt(outgoing, endpoint)
         exchange = Exchange(sent, plan, asked, attempt, marker=self.marker, on_error=self.tracker.degrade)
         primes = self.tracker.primer.requests(plan, outgoing.plain or outgoing)
         exchange.primes = tuple([self._refusals.attempt(prime, endpoint) for prime in primes])
-        return _remade(request, attempt.request.encode()), exchange
+        return Opening(_remade(request, attempt.request.encode()), exchange, salted)
 
 
 def _body_of(request: Any) -> Any:

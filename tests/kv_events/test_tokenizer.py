@@ -84,11 +84,17 @@ def test_an_engine_of_one_model_needs_no_name(engine: Engine) -> None:
     assert engine.calls[0][2] == {"prompt": "a", "add_special_tokens": False}
 
 
-@pytest.mark.parametrize("answer", [b"no json", b"[]", b"{}", b'{"tokens": "abc"}', b'{"tokens": [[1]]}', b"\xff"])
+@pytest.mark.parametrize(
+    "answer", [b"no json", b"[]", b"{}", b'{"tokens": "abc"}', b'{"tokens": [[1]]}', b"\xff", b'{"tokens": []}']
+)
 def test_invalid_answers_are_errors(engine: Engine, answer: bytes) -> None:
     engine.answer = answer
     with pytest.raises(TokenizerError, match=engine.url):
         EngineTokenizer(engine.url)("a")
+
+
+def test_an_empty_text_has_no_tokens(engine: Engine) -> None:
+    assert EngineTokenizer(engine.url)("") == []
 
 
 def test_refusals_timeouts_and_unreachable_engines_are_errors(engine: Engine) -> None:

@@ -9,10 +9,10 @@ from typing import Literal, get_args
 from urllib.parse import urlsplit
 
 from warmprefix.cache_profiles import CacheProfile, as_profile
-from warmprefix_gateway.engine_salts import ENGINES, EngineName
 from warmprefix_gateway.reordering import as_templates
 from warmprefix_gateway.routes import Routes
 from warmprefix_gateway.tenant_bodies import CLOSED_FIELDS
+from warmprefix_requests.engine_salts import ENGINES, EngineName
 
 __all__ = ["EchoHandling", "GatewayBounds", "GatewayOptions", "References", "is_loopback"]
 

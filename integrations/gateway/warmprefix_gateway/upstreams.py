@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 from warmprefix import ContextBlock
 from warmprefix.errors import MissingExtraError
-from warmprefix_gateway.engine_salts import Engine, recognised_engine
 from warmprefix_gateway.gateway_options import GatewayOptions
 from warmprefix_gateway.metrics import GatewayMetrics
 from warmprefix_gateway.sessions import PromptParts, Session
+from warmprefix_requests.engine_salts import Engine, recognised_engine
 from warmprefix_routing import ReplicaRouter, Route
 
 try:

@@ -18,11 +18,11 @@ from tests.integrations.gateway.conftest import INSTANT, Handler, ScriptedUpstre
 from tests.integrations.gateway.test_hostile_requests import exchanged
 
 from warmprefix_gateway import GatewayOptions, GatewayServer
-from warmprefix_gateway.engine_salts import ENGINES, Engine, EngineName, recognised_engine
 from warmprefix_gateway.metrics import GatewayMetrics
 from warmprefix_gateway.routes import Routes
 from warmprefix_gateway.tenant_bodies import BodyRefusedError, refuse_fields
 from warmprefix_gateway.upstreams import Upstreams
+from warmprefix_requests.engine_salts import ENGINES, Engine, EngineName, recognised_engine
 from warmprefix_tools.emulator import EmulatorServer
 
 Make = Callable[..., GatewayServer]

@@ -19,7 +19,7 @@ _SALTED: Mapping[EngineName, Mapping[str, tuple[int, int]]] = {
     "vllm": {"chat": (0, 9), "completions": (0, 9), "responses": (0, 11), "messages": (0, 32)},
     "sglang": {"chat": _ANY, "completions": _ANY, "responses": _ANY},
     "llama.cpp": {},
-    "warmprefix-emulator": {"chat": _ANY, "completions": _ANY, "responses": _ANY, "messages": _ANY},
+    "warmprefix-emulator": {"chat": _ANY, "responses": _ANY, "messages": _ANY},
 }
 """The first version that separates its cache by `cache_salt`, by route. SGLang ignores the field on Messages, as of
 0.5.23; vLLM takes it there in 0.32 and 0.33. Embeddings are open where an engine has salts."""
