@@ -1,4 +1,4 @@
-"""The table of docs/results.md and the README on real engines, from the results of `engine_ttft.py`."""
+"""The tables on real engines: their times in docs/results.md and the README, and their contract in docs/engines.md."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import groupby
 
 from result_files import Row
 
-__all__ = ["overview"]
+__all__ = ["contract", "overview"]
 
 ARMS = ("relevance", "frequency", "greedy", "context-index", "coaccess", "merge")
 PUBLISHED = ("frequency", "greedy", "context-index")
@@ -78,3 +78,43 @@ def title(row: Row) -> str:
     what = f"{MODES[row['mode']]}, {TEXTS[row['text']]}"
     seeds = f", {row['seeds']} seeds" if "seeds" in row else ""
     return f"{what}: {row['requests']} requests of {row['k']} blocks, {at_once}{cache}{seeds}."
+
+
+ROUTES = ("chat", "completions", "responses", "messages")
+ENGINE_NAMES = {"vllm": "vLLM", "sglang": "SGLang", "llama.cpp": "llama.cpp", "warmprefix-emulator": "emulator"}
+ROUTE_FACTS = {
+    "usage": ("cached tokens in the usage", "yes"),
+    "usage of streams": ("the same in streams", "yes"),
+    "salt": ("`cache_salt` separates tenants", "separates"),
+}
+"""The title of a row, and the value that stands for yes."""
+ENGINE_FACTS = {
+    "token ids: vllm": '`token_ids="vllm"`',
+    "token ids: sglang": '`token_ids="sglang"`',
+    "tokenizer": "`/tokenize` counts chats",
+    "prime": "the prompt of a prime",
+    "capacity": "size of the cache in `/metrics`",
+    "feed": "KV events",
+    "feed: tenants": "tenants in KV events",
+    "feed: emptied cache": "an emptied cache in KV events",
+}
+
+
+def contract(rows: Sequence[Row]) -> str:
+    """Return what each engine and version keeps of the contract, as Markdown."""
+    found: dict[tuple[str, str], dict[str, str]] = {}
+    for row in rows:
+        found.setdefault((row["engine"], row["version"]), {})[row["fact"]] = row["value"]
+    engines = sorted(found, key=lambda kind: ([*ENGINE_NAMES].index(kind[0]), kind[1]))
+    titles = [f"{ENGINE_NAMES[name]} {version}".removesuffix(" any") for name, version in engines]
+    lines = [f"| | {' | '.join(titles)} |", "|---" * (len(engines) + 1) + "|"]
+    for fact, (title, yes) in ROUTE_FACTS.items():
+        cells = [in_routes([route for route in ROUTES if found[kind][f"{fact}: {route}"] == yes]) for kind in engines]
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+    for fact, title in ENGINE_FACTS.items():
+        lines.append(f"| {title} | {' | '.join(found[kind][fact] for kind in engines)} |")
+    return "\n".join(lines)
+
+
+def in_routes(routes: Sequence[str]) -> str:
+    return "all routes" if len(routes) == len(ROUTES) else ", ".join(routes) or "no route"

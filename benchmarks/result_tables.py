@@ -12,13 +12,16 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from engine_tables import overview
+from engine_tables import contract, overview
 from result_files import Row, read_rows
 
 __all__ = ["PAGES", "tables", "with_tables"]
 
 ROOT = Path(__file__).parent.parent
-PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("results", "batch", "gateway", "frameworks")))
+PAGES = (
+    ROOT / "README.md",
+    *(ROOT / "docs" / f"{name}.md" for name in ("results", "batch", "engines", "gateway", "frameworks")),
+)
 MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(\n<!-- end -->)", re.DOTALL)
 
 
@@ -30,6 +33,7 @@ def tables() -> dict[str, str]:
         "net": net(read_rows("net_gain")),
         "means": means(online),
         "engine": overview(read_rows("engine_ttft")),
+        "contract": contract(read_rows("engine_contract")),
         "costs": costs(),
         "batches": batches(read_rows("batch_quality_traces")),
         "windows": windows(read_rows("window_quality")),

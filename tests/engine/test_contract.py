@@ -1,0 +1,69 @@
+"""Every engine that is there keeps the contract recorded for its version in `benchmarks/results/engine_contract.csv`.
+
+WARMPREFIX_ENDPOINTS names base URLs of more engines that run, separated by spaces.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+from importlib.util import find_spec
+
+import pytest
+
+from engine_contract import ContractEndpoint, contract_rows, opened
+from result_files import read_rows
+from vllm_server import VllmServer
+from warmprefix_requests.engine_salts import ENGINES, Engine
+from warmprefix_tools.local import LocalModelError
+
+ENDPOINTS = os.environ.get("WARMPREFIX_ENDPOINTS", "").split()
+
+
+@pytest.fixture(
+    params=[
+        "emulator",
+        pytest.param("llama.cpp", marks=pytest.mark.slow),
+        pytest.param("vllm", marks=pytest.mark.vllm),
+        *[pytest.param(url, marks=pytest.mark.vllm) for url in ENDPOINTS],
+    ]
+)
+def endpoint(request: pytest.FixtureRequest) -> Iterator[ContractEndpoint]:
+    if request.param == "vllm":
+        server: VllmServer = request.getfixturevalue("server")
+        yield ContractEndpoint(server.base_url, kv_events=(server.kv_events, server.kv_replay))
+        return
+    if request.param == "llama.cpp" and find_spec("xllamacpp") is None:
+        pytest.skip("xllamacpp is not installed")
+    with ExitStack() as stack:
+        try:
+            found = stack.enter_context(opened(request.param))
+        except LocalModelError as error:
+            pytest.skip(str(error))
+        yield found
+
+
+def test_the_engine_does_what_is_recorded_of_its_version(endpoint: ContractEndpoint) -> None:
+    recorded = read_rows("engine_contract")
+    mine = [row for row in recorded if row["engine"] == endpoint.kind.engine]
+    versions = [row["version"] for row in mine]
+    version = endpoint.kind.version if endpoint.kind.version in versions else max(versions, key=_numbers)
+    expected = {row["fact"]: row["value"] for row in mine if row["version"] == version}
+    assert {row["fact"]: row["value"] for row in contract_rows(endpoint)} == expected, version
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)]
+
+
+def test_salts_are_recorded_as_the_gateway_takes_them() -> None:
+    rows = read_rows("engine_contract")
+    assert {row["engine"] for row in rows} == {*ENGINES}
+    for row in rows:
+        name, _, route = row["fact"].partition(": ")
+        if name == "salt":
+            numbers = (*_numbers(row["version"]), 0, 0)
+            engine = Engine(row["engine"], (numbers[0], numbers[1]))
+            assert engine.takes_salt(route) is (row["value"] == "separates"), row
