@@ -63,6 +63,37 @@ def test_a_planted_loss_is_reported(reader: EmulatorServer, run: Run, tmp_path: 
     assert run("quality", "report", file, "--check", "references", "--margin", 30).returncode == 0
 
 
+def test_instructions_and_examples_are_in_every_prompt(
+    reader: EmulatorServer, asked: list[Sequence[ChatMessage]], run: Run, tmp_path: Path
+) -> None:
+    text = tmp_path / "system.txt"
+    text.write_text("Copy the answer.\n")
+    options = ("--limit", 6, "--arms", "note,references", "--examples", 2, "--passages", 3, "--at-once", 2)
+    assert run(*arguments(reader, tmp_path / "a", *options, "--system", text)).returncode == 0
+    with AnswerStore(tmp_path / "a") as store:
+        questions = store.questions()
+        assert len(list(store.answers())) == 6 * 4
+    first, second, *others = made_up_questions(8)
+    assert [question.id for question in questions] == [question.id for question in others]
+    assert {len(question.passages) for question in questions} == {3}
+    for chat in asked:
+        assert chat[0].text.startswith("Copy the answer.\n\nExample:\n\n")
+        for example in (first, second):
+            assert f"{example.passages[example.gold[0]]}\n\n{example.question}\n{example.answers[0]}" in chat[0].text
+    other = run(*arguments(reader, tmp_path / "a", *options, "--system", "Copy it."))
+    assert "has the answers of a run with other system" in other.stderr
+    nothing = run(*arguments(reader, tmp_path / "b", "--data", questions_file(tmp_path), "--examples", 2))
+    assert (nothing.returncode, "--examples takes them all" in nothing.stderr) == (2, True)
+    text.write_bytes(b"\xff")
+    assert "could not be read" in run(*arguments(reader, tmp_path / "b", "--system", text)).stderr
+
+
+def questions_file(folder: Path) -> Path:
+    file = folder / "questions.jsonl"
+    file.write_text(json.dumps({"question": "Why?", "answers": [], "passages": ["a"]}))
+    return file
+
+
 @pytest.mark.slow
 def test_a_killed_run_goes_on_without_a_lost_or_doubled_answer(
     reader: EmulatorServer, asked: list[Sequence[ChatMessage]], run: Run, tmp_path: Path

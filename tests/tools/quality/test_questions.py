@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
 import zipfile
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -34,6 +35,7 @@ from warmprefix_tools.quality.questions import (
     QuestionsError,
     read_questions,
     squad_questions,
+    with_fewer_passages,
 )
 
 GOOD = {"id": "1", "question": "How deep?", "answers": ["3,688 m"], "passages": ["The sea.", "The sky."], "gold": [0]}
@@ -106,8 +108,37 @@ def answer_to(reader: PlantedReader, prompt: ArmPrompt) -> str:
     return reader.answer([ChatMessage(each["role"], each["content"] or "") for each in prompt.messages])
 
 
+def test_questions_with_ordinary_names_are_short() -> None:
+    long, short = (list(made_up_questions(200, language=language)) for language in ("en", "names"))
+    characters = [sum(map(len, question.passages)) for question in (*long, *short)]
+    assert sum(characters[200:]) * 4 < sum(characters[:200])
+    for question in short:
+        assert len(question.passages) == 5
+        assert all("\n\n" in passage for passage in question.passages)
+        holders = [at for at, text in enumerate(question.passages) if f" {question.answers[0]}." in text]
+        assert tuple(holders) == question.gold  # a guess among the passages is right in one of five cases
+        assert question.chance == 0.2
+    assert len({(question.question, question.passages) for question in short}) == 200
+
+
+@pytest.mark.parametrize("turns", [False, True])
+def test_fewer_passages_keep_those_with_the_answer(turns: bool) -> None:
+    for question in made_up_questions(60, language="names", turns=turns):
+        fewer = with_fewer_passages(question, 2)
+        assert len(fewer.passages) == 2
+        assert fewer.chance == 0.5
+        assert [fewer.passages[at] for at in fewer.gold] == [question.passages[at] for at in question.gold]
+        assert [text for text in question.passages if text in fewer.passages] == list(fewer.passages)
+        assert all(len(turn.passages) == 2 for turn in fewer.earlier)
+        assert with_fewer_passages(question, 5) == question
+    several = EvidenceQuestion("1", "Why?", ("x",), ("a", "b", "c", "d"), (1, 3))
+    assert with_fewer_passages(several, 1).passages == ("b", "d")
+    assert with_fewer_passages(several, 3).passages == ("a", "b", "d")
+    assert with_fewer_passages(several, 3).chance is None
+
+
 EVERY_ARM = [
-    *("planned", "note", "labels", "both", "cited", "batch", "shuffled", "references"),
+    *("planned", "note", "labels", "both", "cited", "borders", "places", "named", "batch", "shuffled", "references"),
     *("positions", "orders", "shuffled-9", "gold-3"),
 ]
 
@@ -116,7 +147,7 @@ EVERY_ARM = [
 def test_each_arm_has_the_same_evidence(turns: bool) -> None:
     questions = list(made_up_questions(80, turns=turns))
     names = expanded_arms(EVERY_ARM, questions)
-    assert len(names) == len(set(names)) == 24
+    assert len(names) == len(set(names)) == 27
     reader = PlantedReader(accuracy=1.0)
     for prompt in prompts_of(names, questions):
         texts = [message["content"] or "" for message in prompt.messages]
@@ -189,13 +220,40 @@ def test_arms_do_what_their_names_promise() -> None:
     assert "Most relevant above" in contexts["note"]
     assert "[ctx-" in contexts["labels"]
     assert "[ctx-" not in contexts["planned"]
+    noted = [
+        {prompt.arm: prompt.messages[1]["content"] for prompt in group}
+        for group in zip(
+            *[iter(prompts_of(["relevance", "note", "borders", "places", "named"], questions))] * 5, strict=True
+        )
+    ]
+    assert len([texts for texts in noted if "Most relevant" in texts["note"]]) > 10
+    for each, texts in zip(questions, noted, strict=True):
+        order = sorted(each.passages, key=texts["note"].index)
+        for arm in ("borders", "places", "named"):
+            assert sorted(each.passages, key=texts[arm].index) == order
+        assert texts["borders"] == "\n\n".join([*[f"---\n{text}" for text in order], each.question])
+        assert (
+            ("Most relevant" in texts["places"])
+            == ("Most relevant" in texts["named"])
+            == ("Most relevant" in texts["note"])
+        )
+        if "Most relevant" in texts["note"]:
+            place = int(re.findall(r"Most relevant above: passage (\d+) of 8\.", texts["places"])[0])
+            assert order[place - 1] == each.passages[0]
+            (label,) = re.findall(r"Most relevant above: \[(.*)\]", texts["named"])
+            assert texts["named"].count("[") == 2
+            assert f"[{label}] {each.passages[0]}" in texts["named"]
     assert f"[{prompts['cited'].gold_labels[0]}] {gold}" in contexts["cited"]
     assert gold not in prompts["references"].messages[-1]["content"]
 
 
 def squad_paragraph(name: str) -> dict[str, Any]:
-    asked = {"id": name, "question": f"What is the harbour of {name}?", "answers": [{"text": f"{name}port"}] * 2}
-    return {"context": f"{name} lies by the sea. Its harbour is {name}port.", "qas": [asked]}
+    context = f"{name} lies by the sea. Its harbour is {name}port."
+    answer = {"text": f"{name}port", "answer_start": context.index(f"{name}port")}
+    return {
+        "context": context,
+        "qas": [{"id": name, "question": f"What is the harbour of {name}?", "answers": [answer] * 2}],
+    }
 
 
 SQUAD = {"data": [{"paragraphs": [squad_paragraph(name) for name in ("Lorem", "Ipsum", "Dolor", "Amet")]}]}
@@ -209,6 +267,32 @@ def test_a_file_in_squads_format_is_read() -> None:
         assert question.passages[gold].startswith(question.id)
         assert question.answers == (f"{question.id}port",)
         assert len(set(question.passages)) == len(question.passages)
+
+
+def test_sentences_can_be_the_evidence() -> None:
+    context = (
+        "Lorem lies by the sea, near the hill of Ipsum. It has 12,000 people, as Dolor said in his book. It is over."
+    )
+    asked = [
+        ("Where does Lorem lie?", "by the sea"),
+        ("How many people has it?", "12,000"),
+        ("What is over?", "It is over"),
+    ]
+    entries = [
+        {"id": str(at), "question": question, "answers": [{"text": text, "answer_start": context.index(text)}]}
+        for at, (question, text) in enumerate(asked)
+    ]
+    others = [{"context": f"Where people lie over Lorem, house {number} stands.", "qas": []} for number in range(9)]
+    data = {"data": [{"paragraphs": [{"context": context, "qas": entries}, *others]}]}
+    questions = list(squad_questions(json.dumps(data).encode(), sentences=True))
+    assert len(questions) == 3
+    for question in questions:
+        assert len(question.passages) == 5
+        (gold,) = question.gold
+        assert question.answers[0] in question.passages[gold]
+        assert question.passages[gold] in context
+        assert question.passages[gold] != context
+        assert question.passages[gold] == question.passages[gold].strip()
 
 
 # -- public data sets --------------------------------------------------------------------------------------------------
@@ -262,6 +346,7 @@ def zipped(name: str, content: object) -> bytes:
 FILES = {
     "squad": json.dumps(SQUAD).encode(),
     "xquad:de": json.dumps(SQUAD).encode(),
+    "xquad:sentences": json.dumps(SQUAD).encode(),
     "hotpotqa": json.dumps(HOPS).encode(),
     "2wiki": json.dumps(HOPS).encode(),
     "mt-rag": "\n".join(map(json.dumps, CHAT_TASKS)).encode(),

@@ -13,6 +13,7 @@ from warmprefix import ContextBlock, ContextPlan, ContextPlanner
 from warmprefix.annotate import Annotate
 from warmprefix.batch import BatchRequest
 from warmprefix.errors import WarmprefixError
+from warmprefix.labels import label_candidates
 from warmprefix_openai import messages_for
 from warmprefix_tools.quality.conversations import Messages, history_of, later_turn
 from warmprefix_tools.quality.questions import EvidenceQuestion
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ARM_NAMES",
+    "SYSTEM",
+    "UNANSWERABLE",
     "AgentsArm",
     "ArmError",
     "ArmPrompt",
@@ -33,11 +36,14 @@ __all__ = [
     "prompts_of",
 ]
 
+UNANSWERABLE = "unanswerable"
 SYSTEM = (
     "Answer the question from the context, in as few words as possible. If the context does not hold the answer, "
-    "reply: unanswerable."
+    f"reply: {UNANSWERABLE}."
 )
-_CITING = f"{SYSTEM} Behind the answer, name the [label] of the passage that it follows from."
+_CITING = " Behind the answer, name the [label] of the passage that it follows from."
+_BORDER = "---\n"
+"""In front of each passage, in the arms that show where one begins."""
 _ORDERS = 5
 """Random orders of the group `orders`."""
 _NUMBERED = re.compile(r"(gold|shuffled)-([1-9]\d?)")
@@ -79,17 +85,17 @@ _Maker = Callable[[EvidenceQuestion], _Made]
 class _Arm(NamedTuple):
     baseline: str
     """The arm to compare it with; its own name for a baseline."""
-    new: Callable[[Sequence[EvidenceQuestion]], _Maker]
-    """Makes the arm's prompts, given all questions in their order."""
+    new: Callable[[Sequence[EvidenceQuestion], str], _Maker]
+    """Makes the arm's prompts, given all questions in their order and the system prompt."""
 
 
-def prompts_of(arms: Sequence[str], questions: Sequence[EvidenceQuestion]) -> Iterator[ArmPrompt]:
+def prompts_of(arms: Sequence[str], questions: Sequence[EvidenceQuestion], system: str = SYSTEM) -> Iterator[ArmPrompt]:
     """Yield the prompts of all arms for each question; `arms` are names from `expanded_arms`.
 
     Arms that plan do so with one planner over the questions in their order, as an application that answers them one
     after another. O(tokens of all prompts).
     """
-    makers = {name: _arm(name).new(questions) for name in arms}
+    makers = {name: _arm(name).new(questions, system) for name in arms}
     for question in questions:
         made = {name: maker(question) for name, maker in makers.items()}
         for name, prompt in made.items():
@@ -174,7 +180,7 @@ def _arm(name: str) -> _Arm:
 def _fixed(order: Callable[[EvidenceQuestion, random.Random], Sequence[str]], name: str = "") -> _Arm:
     """Return an arm with an order that no planner chooses."""
 
-    def new(questions: Sequence[EvidenceQuestion]) -> _Maker:
+    def new(questions: Sequence[EvidenceQuestion], system: str) -> _Maker:
         planner = ContextPlanner(annotate="none")
 
         def make(question: EvidenceQuestion) -> _Made:
@@ -182,7 +188,7 @@ def _fixed(order: Callable[[EvidenceQuestion, random.Random], Sequence[str]], na
             blocks = [ContextBlock(text) for text in order(question, rng)]
             plan = planner.plan(blocks, order_locked=True)
             planner.abandon(plan)
-            return _prompt(plan, question)
+            return _prompt(plan, question, system)
 
         return make
 
@@ -199,24 +205,54 @@ def _with_gold_at(question: EvidenceQuestion, place: int) -> Sequence[str]:
     return [*others[: place - 1], *gold, *others[place - 1 :]]
 
 
-def _planned(annotate: Annotate, system: str = SYSTEM, baseline: str = "relevance") -> _Arm:
-    def new(questions: Sequence[EvidenceQuestion]) -> _Maker:
+def _planned(annotate: Annotate, baseline: str = "relevance", more: str = "", form: _Form | None = None) -> _Arm:
+    """Return an arm of a planner; `more` extends the system prompt, and `form` writes the context in another way."""
+
+    def new(questions: Sequence[EvidenceQuestion], system: str) -> _Maker:
         planner = ContextPlanner(annotate=annotate)
 
         def make(question: EvidenceQuestion) -> _Made:
-            with planner.planning(blocks_of(question), preamble=system) as plan:
-                return _prompt(plan, question, system)
+            with planner.planning(blocks_of(question), preamble=system + more) as plan:
+                made = _prompt(plan, question, system + more)
+                if form is not None:
+                    shown, written = plan.render(), form(plan)
+                    for message in made.messages:
+                        message["content"] = message["content"].replace(shown, written, 1)
+                return made
 
         return make
 
     return _Arm(baseline, new)
 
 
-def _batch(questions: Sequence[EvidenceQuestion]) -> _Maker:
+def _batch(questions: Sequence[EvidenceQuestion], system: str) -> _Maker:
     requests = [BatchRequest(each.id, blocks_of(each), each.question) for each in questions]
-    batch = ContextPlanner(annotate="none").plan_batch(requests, preamble=SYSTEM)
+    batch = ContextPlanner(annotate="none").plan_batch(requests, preamble=system)
     plans = {planned.request.id: planned.plan for planned in batch.requests}
-    return lambda question: _prompt(plans[question.id], question)
+    return lambda question: _prompt(plans[question.id], question, system)
+
+
+# -- forms of the note; all have the order of the arm `note`, and a note where that arm has one ------------------------
+
+_Form = Callable[[ContextPlan], str]
+
+
+def _with_borders(plan: ContextPlan) -> str:
+    return "\n\n".join([f"{_BORDER}{text}" for text in plan.paragraphs()])
+
+
+def _with_places(plan: ContextPlan) -> str:
+    place = [block.rank for block in plan.blocks].index(0) + 1
+    note = f"\n\nMost relevant above: passage {place} of {len(plan.blocks)}."
+    return _with_borders(plan) + (note if plan.order_annotation else "")
+
+
+def _with_named_label(plan: ContextPlan) -> str:
+    """Return the context with a label on the passage that the note names, and on no other."""
+    label = next(label_candidates(plan.blocks[plan.order.index(0)].block))
+    best = f"[{label}] " if plan.order_annotation else ""
+    shown = [best * (block.rank == 0) + block.render() for block in plan.blocks]
+    return "\n\n".join([*shown, f"Most relevant above: {best.rstrip()}."] if best else shown)
 
 
 def blocks_of(question: EvidenceQuestion) -> list[ContextBlock]:
@@ -224,7 +260,7 @@ def blocks_of(question: EvidenceQuestion) -> list[ContextBlock]:
     return [ContextBlock(text) for text in question.passages]
 
 
-def _prompt(plan: ContextPlan, question: EvidenceQuestion, system: str = SYSTEM) -> _Made:
+def _prompt(plan: ContextPlan, question: EvidenceQuestion, system: str) -> _Made:
     gold = {question.passages[at] for at in question.gold}
     labels = tuple([block.label for block in plan.blocks if block.label and block.text in gold])
     return _Made(messages_for(plan, question.question, history_of(question), preamble=system), labels)
@@ -244,12 +280,12 @@ def _own(name: str) -> _Arm:
         raise ArmError(f"the arm {name!r} must be a function, got {type(make).__name__}")
     baseline = str(getattr(make, "baseline", "relevance"))
     if iscoroutinefunction(make):
-        return _Arm(baseline, lambda questions: lambda question: _Made([], run=make))
-    return _Arm(baseline, lambda questions: lambda question: _Made(cast("Messages", make(question))))
+        return _Arm(baseline, lambda questions, system: lambda question: _Made([], run=make))
+    return _Arm(baseline, lambda questions, system: lambda question: _Made(cast("Messages", make(question))))
 
 
 def _conversation(make: Callable[[EvidenceQuestion, str], Messages], baseline: str) -> _Arm:
-    return _Arm(baseline, lambda questions: lambda question: _Made(make(question, SYSTEM)))
+    return _Arm(baseline, lambda questions, system: lambda question: _Made(make(question, system)))
 
 
 _ARMS: Mapping[str, _Arm] = {
@@ -258,7 +294,10 @@ _ARMS: Mapping[str, _Arm] = {
     "note": _planned("note"),
     "labels": _planned("labels"),
     "both": _planned("both"),
-    "cited": _planned("labels", _CITING, "labels"),
+    "cited": _planned("labels", "labels", _CITING),
+    "borders": _planned("note", form=_with_borders),
+    "places": _planned("note", form=_with_places),
+    "named": _planned("note", form=_with_named_label),
     "batch": _Arm("relevance", _batch),
     "shuffled": _fixed(_shuffled),
     "full-again": _conversation(later_turn(refers=False), "full-again"),

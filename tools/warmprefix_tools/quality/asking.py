@@ -27,7 +27,6 @@ except ImportError as exc:
 
 __all__ = ["EndpointError", "ask_all", "judge_all"]
 
-_AT_ONCE = 8
 _TIMEOUT_SECONDS = 600.0
 _MOST_FAILURES = 20
 """After this many failed calls in a row, the endpoint counts as down."""
@@ -307,7 +306,7 @@ async def _call_all(
             progress(remaining)
 
     async with client:
-        workers = [asyncio.create_task(work()) for _ in range(_AT_ONCE)]
+        workers = [asyncio.create_task(work()) for _ in range(options.at_once)]
         try:
             await asyncio.gather(*workers)
         finally:

@@ -9,6 +9,7 @@ import os
 import urllib.request
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -170,6 +171,9 @@ DATA_SETS: Mapping[str, DataSet] = {
         "e9a3f913ad1468ebe105b891334ca7b0bc0e2510",
         "CC BY-SA 4.0",
         squad_questions,
+    ),
+    "xquad:sentences": DataSet(
+        f"{_XQUAD}/xquad.en.json", _XQUAD_BLOBS["en"], "CC BY-SA 4.0", partial(squad_questions, sentences=True)
     ),
     **{
         "xquad" if language == "en" else f"xquad:{language}": DataSet(

@@ -31,6 +31,10 @@ class EndpointOptions:
     endpoint: Annotated[str, Option(metavar="URL", help="Base URL of the model, as http://vllm:8000/v1.")]
     model: Annotated[str, Option(help="Name of the model.")]
     api_key: Annotated[str, Option(envvar="OPENAI_API_KEY", show_default=False, help="Key of the endpoint.")] = "none"
+    at_once: Annotated[int, Option(help="Calls at the same time; 1 for an engine that keeps one prompt per slot.")] = 8
+
+    def __post_init__(self) -> None:
+        check_least("at_once", self.at_once, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +51,7 @@ class QualityOptions(EndpointOptions):
     ] = "made-up"
     arms: Annotated[str, Option(metavar="NAMES", help=f"With commas, from {ARM_NAMES}.")] = _DEFAULT_ARMS
     limit: Annotated[int, Option(help="Most questions.")] = 500
+    passages: Annotated[int | None, Option(help="Most passages of a question; those with the answer stay.")] = None
     repeats: Annotated[int, Option(help="Calls per question and arm; 2 or more measure the model's own noise.")] = 1
     max_tokens: Annotated[int, Option(help="Most tokens of an answer.")] = 64
     margin: Annotated[float, Option(help="Points that an arm may be worse.")] = 1.0
@@ -54,9 +59,14 @@ class QualityOptions(EndpointOptions):
         bool,
         Option("--stop-when-certain", help="Stop when each arm is shown to be better, worse or not worse."),
     ] = False
+    system: Annotated[
+        str, Option(metavar="TEXT|FILE", show_default=False, help="System prompt in place of the command's own.")
+    ] = ""
+    examples: Annotated[int, Option(help="Questions to show with their answers in the system prompt, not asked.")] = 0
     dry_run: Annotated[bool, Option("--dry-run", help="Only announce what a run would do.")] = False
 
     def __post_init__(self) -> None:
+        EndpointOptions.__post_init__(self)
         if not self.arm_names:
             raise ValueError(f"arms must be some of {ARM_NAMES}, got {self.arms!r}")
         for arm in self.arm_names:
@@ -64,6 +74,8 @@ class QualityOptions(EndpointOptions):
         for name in ("limit", "repeats", "max_tokens"):
             check_least(name, getattr(self, name), 1)
         _check_margin(self.margin)
+        check_least("examples", self.examples, 0)
+        check_least("passages", self.passages, 1)
 
     @property
     def arm_names(self) -> list[str]:

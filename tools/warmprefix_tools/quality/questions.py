@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -13,12 +14,23 @@ from warmprefix.errors import MissingExtraError, WarmprefixError
 from warmprefix_tools.retriever import Bm25Retriever
 
 try:
-    from annotated_types import Ge, Len
+    from annotated_types import Ge, Le, Len
     from pydantic import AfterValidator, BaseModel, Strict, StringConstraints, ValidationError
 except ImportError as exc:
     raise MissingExtraError("cli", "pydantic") from exc
 
-__all__ = ["EarlierTurn", "EvidenceQuestion", "QuestionsError", "evidence_with", "read_questions", "squad_questions"]
+__all__ = [
+    "EarlierTurn",
+    "EvidenceQuestion",
+    "QuestionsError",
+    "evidence_with",
+    "read_questions",
+    "squad_questions",
+    "with_fewer_passages",
+]
+
+_SENTENCE = re.compile(r".{40,}?(?:[.!?][\"\u201d)]?\s+(?=\W?[A-Z0-9])|\Z)|.+", re.DOTALL)
+"""A sentence of 40 characters or more: an abbreviation seldom ends one."""
 
 
 class QuestionsError(WarmprefixError):
@@ -48,6 +60,8 @@ class EvidenceQuestion:
     """Indices of the passages that the answer follows from."""
     earlier: tuple[EarlierTurn, ...] = ()
     """Oldest first."""
+    chance: float | None = None
+    """Share of guesses among the evidence that are right, from 0 to 1; None if unknown."""
 
 
 _Text = Annotated[str, StringConstraints(pattern=r"\S")]
@@ -79,6 +93,7 @@ class _QuestionLine(BaseModel):
     passages: _Passages
     gold: tuple[Annotated[int, Strict(), Ge(0)], ...] = ()
     earlier: tuple[_TurnFields, ...] = ()
+    chance: Annotated[float, Ge(0), Le(1)] | None = None
 
     def made(self, number: int) -> EvidenceQuestion:
         """Return the question; a line without an id gets its number."""
@@ -86,12 +101,12 @@ class _QuestionLine(BaseModel):
             raise ValueError("gold must be a list of indices of passages")
         turns = tuple([EarlierTurn(turn.question, turn.answer, turn.passages) for turn in self.earlier])
         id = str(number if self.id is None else self.id)
-        return EvidenceQuestion(id, self.question, self.answers, self.passages, self.gold, turns)
+        return EvidenceQuestion(id, self.question, self.answers, self.passages, self.gold, turns, self.chance)
 
 
 def read_questions(path: Path) -> list[EvidenceQuestion]:
-    """Read a file with one JSON object per line: `id`, `question`, `answers`, `passages`, and perhaps `gold` and
-    `earlier`.
+    """Read a file with one JSON object per line: `id`, `question`, `answers`, `passages`, and perhaps `gold`,
+    `earlier` and `chance`.
 
     Raises:
         QuestionsError: The file can't be read, or a line is not of this form.
@@ -119,22 +134,59 @@ def read_questions(path: Path) -> list[EvidenceQuestion]:
     return list(questions.values())
 
 
-def squad_questions(text: bytes) -> Iterator[EvidenceQuestion]:
+def with_fewer_passages(question: EvidenceQuestion, count: int) -> EvidenceQuestion:
+    """Return a question with this many passages at most in each turn: those that the answer needs, and the first ones.
+
+    A needed passage stays even if there are more of them.
+    """
+    needed = {question.passages[at] for at in question.gold}
+
+    def fewer(passages: Sequence[str]) -> tuple[str, ...]:
+        others = [text for text in passages if text not in needed]
+        dropped = set(others[max(0, count - (len(passages) - len(others))) :])
+        return tuple([text for text in passages if text not in dropped])
+
+    passages = fewer(question.passages)
+    return replace(
+        question,
+        passages=passages,
+        gold=tuple(sorted(map(passages.index, needed))),
+        earlier=tuple([turn._replace(passages=fewer(turn.passages)) for turn in question.earlier]),
+        chance=question.chance and question.chance * len(question.passages) / len(passages),
+    )
+
+
+def squad_questions(text: bytes, sentences: bool = False) -> Iterator[EvidenceQuestion]:
     """Yield the questions of a file in SQuAD's format, such as those of SQuAD, XQuAD and MLQA.
 
     The evidence of a question is paragraphs of the file; see `evidence_with`. O(questions * paragraphs).
+
+    Args:
+        text: The content of the file.
+        sentences: Whether the evidence is sentences in place of paragraphs, and five of them in place of eight, so that
+            a small model can read it.
 
     Raises:
         ValueError, KeyError, TypeError: The file has another format.
     """
     paragraphs = [paragraph for article in json.loads(text)["data"] for paragraph in article["paragraphs"]]
     asked = [(paragraph["context"], entry) for paragraph in paragraphs for entry in paragraph["qas"]]
-    contexts = list(dict.fromkeys([str(paragraph["context"]) for paragraph in paragraphs]))
-    retriever = Bm25Retriever([ContextBlock(context) for context in contexts])
+    split = _sentences if sentences else lambda context: [context]
+    parts = [part.strip() for paragraph in paragraphs for part in split(str(paragraph["context"]))]
+    retriever = Bm25Retriever([ContextBlock(context) for context in dict.fromkeys(parts)])
     for context, entry in asked:
         question, answers = str(entry["question"]), [str(answer["text"]) for answer in entry["answers"]]
-        passages, gold = evidence_with(retriever, question, [str(context)])
+        needed = str(context)
+        if sentences:
+            begin = int(entry["answers"][0]["answer_start"])
+            needed = next(part for part in split(needed) if (begin := begin - len(part)) < 0)
+        passages, gold = evidence_with(retriever, question, [needed.strip()], 5 if sentences else 8)
         yield EvidenceQuestion(str(entry["id"]), question, tuple(dict.fromkeys(answers)), passages, gold)
+
+
+def _sentences(paragraph: str) -> list[str]:
+    """Return the sentences of a paragraph, each with the white space behind it; joined, they are the paragraph."""
+    return [found[0] for found in _SENTENCE.finditer(paragraph)]
 
 
 def evidence_with(

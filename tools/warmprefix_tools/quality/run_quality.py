@@ -14,7 +14,7 @@ from warmprefix_openai.outputs import OutputError, check_writable, standard_outp
 from warmprefix_tools.console import plain_table, progress_bar, report_console, write_json, write_text
 from warmprefix_tools.option_checks import STDOUT
 from warmprefix_tools.quality.answer_store import AnswerStore
-from warmprefix_tools.quality.arms import ArmPrompt, baseline_of, expanded_arms, prompts_of
+from warmprefix_tools.quality.arms import SYSTEM, UNANSWERABLE, ArmPrompt, baseline_of, expanded_arms, prompts_of
 from warmprefix_tools.quality.asking import ask_all, judge_all
 from warmprefix_tools.quality.data_sets import DATA_SETS, cache_folder, data_set_questions
 from warmprefix_tools.quality.made_up import LANGUAGES, made_up_questions
@@ -26,7 +26,13 @@ from warmprefix_tools.quality.quality_options import (
     QualityOptions,
     QualityReportOptions,
 )
-from warmprefix_tools.quality.questions import EvidenceQuestion, QuestionsError, read_questions, squad_questions
+from warmprefix_tools.quality.questions import (
+    EvidenceQuestion,
+    QuestionsError,
+    read_questions,
+    squad_questions,
+    with_fewer_passages,
+)
 from warmprefix_tools.quality.remarks import measure_cells, remarks
 from warmprefix_tools.quality.results import NoAnswersError, QualityResults, compare_runs, results_of, verdict
 from warmprefix_tools.quality.scores import MEASURES
@@ -59,11 +65,17 @@ def run_quality(options: QualityOptions) -> None:
     if options.data in DATA_SETS:
         data_set = DATA_SETS[options.data]
         console.print(f"Questions from {data_set.origin}. Licence: {data_set.licence}.")
-    questions = questions_of(options)
+    found = questions_of(options)
+    if options.passages is not None:
+        found = [with_fewer_passages(question, options.passages) for question in found]
+    shown, questions = found[: options.examples], found[options.examples :]
+    if not questions:
+        raise QuestionsError(f"{options.data} has {len(found)} questions, and --examples takes them all")
+    system = system_prompt(options.system, shown)
     if options.stop_when_certain:  # the first questions of a set are often about one text; any of them must do
         questions = random.Random(0).sample(questions, len(questions))  # noqa: S311
     arms = expanded_arms(options.arm_names, questions)
-    prompts = list(prompts_of(arms, questions))
+    prompts = list(prompts_of(arms, questions, system))
     if options.dry_run:
         for line in announcement(prompts, options, 0):
             console.print(line)
@@ -71,7 +83,8 @@ def run_quality(options: QualityOptions) -> None:
     with AnswerStore(options.answers) as store:
         names = ("model", "data", "repeats", "max_tokens", "margin", "stop_when_certain")
         baselines = {arm: baseline_of(arm) for arm in arms}
-        store.begin({**{name: getattr(options, name) for name in names}, "arms": baselines}, questions)
+        settings = {**{name: getattr(options, name) for name in names}, "arms": baselines, "system": system}
+        store.begin(settings, questions)
         done = len(store.done())
         for line in announcement(prompts, options, done):
             console.print(line)
@@ -96,27 +109,46 @@ def run_quality(options: QualityOptions) -> None:
 
 
 def questions_of(options: QualityOptions) -> list[EvidenceQuestion]:
-    """Return the questions that `options.data` names, as many as `options.limit`.
+    """Return the questions that `options.data` names, as many as `options.limit`, behind the examples.
 
     Raises:
         QuestionsError: They could not be read.
     """
-    path = Path(options.data)
+    path, count = Path(options.data), options.limit + options.examples
     if options.data in DATA_SETS:
-        return list(islice(data_set_questions(DATA_SETS[options.data], cache_folder()), options.limit))
+        return list(islice(data_set_questions(DATA_SETS[options.data], cache_folder()), count))
     name, *parts = options.data.split(":")
     if name == _MADE_UP:
         language = next((part for part in parts if part in LANGUAGES), "en")
         turns = _TURNS in parts
         if sorted(parts) not in (sorted([language] * (language in parts) + [_TURNS] * turns), []):
             raise QuestionsError(f"made-up questions must be of {_TURNS}; {', '.join(LANGUAGES)}, got {options.data!r}")
-        return list(made_up_questions(options.limit, language=language, turns=turns))
+        return list(made_up_questions(count, language=language, turns=turns))
     if path.suffix != ".json":
-        return list(islice(read_questions(path), options.limit))
+        return list(islice(read_questions(path), count))
     try:
-        return list(islice(squad_questions(path.read_bytes()), options.limit))
+        return list(islice(squad_questions(path.read_bytes()), count))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise QuestionsError(f"{path} has no questions in SQuAD's format: {error!r}") from error
+
+
+def system_prompt(given: str, examples: Sequence[EvidenceQuestion]) -> str:
+    """Return the system prompt of a run: a text, the content of a file, or ours; with worked examples behind it.
+
+    Raises:
+        QuestionsError: The file could not be read.
+    """
+    text = given or SYSTEM
+    try:
+        if given and "\n" not in given and Path(given).is_file():
+            text = Path(given).read_text("utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise QuestionsError(f"{given} could not be read: {error}") from error
+    for example in examples:
+        evidence = [text for at, text in enumerate(example.passages) if at in example.gold] or example.passages
+        answer = example.answers[0] if example.answers else UNANSWERABLE
+        text = "\n\n".join([text, "Example:", *evidence, f"{example.question}\n{answer}"])
+    return text
 
 
 def announcement(prompts: Sequence[ArmPrompt], options: QualityOptions, done: int) -> list[str]:
