@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -22,7 +23,9 @@ from warmprefix_tools.quality.answer_store import AnswerStore
 from warmprefix_tools.quality.arms import prompts_of
 from warmprefix_tools.quality.cache_probe import PREFILL_PROBLEMS, SaltSupport
 from warmprefix_tools.quality.made_up import made_up_questions
+from warmprefix_tools.quality.paired import compare_pairs
 from warmprefix_tools.quality.questions import EvidenceQuestion
+from warmprefix_tools.quality.remarks import interval
 from warmprefix_tools.quality.results import results_of, verdict
 
 Run = Callable[..., Finished]
@@ -54,8 +57,16 @@ def test_verdicts_agree_with_the_intervals(tmp_path: Path) -> None:
         labels = results_of(store, "contains").arms[1]
     assert labels.comparison is not None
     assert (labels.comparison.high < 0, labels.comparison.p_value > 0.05) == (True, True)
+    assert interval(labels.comparison) == "\u221210.9 to \u22120.1"
     assert verdict(labels, 0.01) == "worse"
     assert verdict(labels, 0.11) == "worse, within margin"
+
+
+@pytest.mark.parametrize(
+    ("high", "text"), [(0.0003, "+0.03"), (-0.00004, "\u22120.004"), (0.0, "\u00b10.0"), (0.01, "+1.0")]
+)
+def test_an_end_that_is_not_0_is_not_shown_as_0(high: float, text: str) -> None:
+    assert interval(replace(compare_pairs([0.0, -1.0]), high=high)).endswith(f"to {text}")
 
 
 # -- runs that stop by themselves, and what they compute --------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from warmprefix_tools.quality.remarks import measure_cells, remarks
+from warmprefix_tools.quality.remarks import interval, measure_cells, remarks
 from warmprefix_tools.quality.results import QualityResults, verdict
 from warmprefix_tools.quality.scores import JUDGE, MEASURES
 from warmprefix_tools.report.pages import render_page
@@ -56,6 +56,7 @@ def quality_page(results: QualityResults) -> str:
         title="What orders, notes and references do to the answers",
         results=results,
         measure={**MEASURES, JUDGE: "preference of the judge"}.get(results.measure, results.measure),
+        intervals={arm.arm: interval(arm.comparison) for arm in compared if arm.comparison is not None},
         measures={arm.arm: tuple(measure_cells(arm)) for arm in results.arms},
         verdicts={arm.arm: verdict(arm, results.margin) for arm in results.arms},
         remarks=remarks(results),

@@ -83,11 +83,8 @@ class PairCounts:
         """Share of pairs with different scores; 0 without pairs."""
         return (self.wins + self.losses) / self.pairs if self.pairs else 0.0
 
-    def is_certain(self, margin: float, most: int) -> bool:
-        """Return True if the interval at this look excludes 0, or a loss of `margin` or more is refuted. O(1).
-
-        `most` is the number of pairs that the run ends with. The tests are those of `compare_pairs`.
-        """
+    def is_certain(self, margin: float, most: int | None) -> bool:
+        """Return True if the interval of `compare_pairs` excludes 0, or a loss of `margin` or more is refuted. O(1)."""
         both, one = _quantiles(self.pairs, most)
         return (
             _score(self.won, self.lost, self.pairs, 0.0) > both

@@ -7,9 +7,10 @@ from warmprefix_tools.quality.results import ANNOTATE, ArmResult, QualityResults
 from warmprefix_tools.quality.scores import MEASURES
 from warmprefix_tools.report.amounts import points
 
-__all__ = ["measure_cells", "remarks"]
+__all__ = ["interval", "measure_cells", "remarks"]
 
 _SIGNS = {1: "better", 0: "not shown to differ", -1: "worse"}
+_MINUS = "\u2212"
 _LONGER = 1.5
 """How much longer answers must be for a remark."""
 
@@ -104,8 +105,17 @@ def measure_cells(arm: ArmResult) -> list[str]:
     ]
 
 
+def interval(compared: Comparison) -> str:
+    """Return the ends of the 95 % interval in points; an end that is not 0 is not shown as 0."""
+    low, high = (
+        points(end) if abs(end) >= 0.0005 or not end else f"{'+' if end > 0 else _MINUS}{100 * abs(end):.1g}"
+        for end in (compared.low, compared.high)
+    )
+    return f"{low} to {high}"
+
+
 def _shown(compared: Comparison) -> str:
-    return f"{points(compared.difference)} ({points(compared.low)} to {points(compared.high)})"
+    return f"{points(compared.difference)} ({interval(compared)})"
 
 
 def _sign(compared: Comparison) -> int:

@@ -33,7 +33,7 @@ from warmprefix_tools.quality.questions import (
     squad_questions,
     with_fewer_passages,
 )
-from warmprefix_tools.quality.remarks import measure_cells, remarks
+from warmprefix_tools.quality.remarks import interval, measure_cells, remarks
 from warmprefix_tools.quality.results import NoAnswersError, QualityResults, compare_runs, results_of, verdict
 from warmprefix_tools.quality.scores import MEASURES
 from warmprefix_tools.quality.watch import FORECAST_QUESTIONS, RunWatch
@@ -255,9 +255,8 @@ def run_quality_compare(options: QualityCompareOptions) -> None:
         models = [store.settings()["model"] for store in (earlier, later)]
     table = plain_table("arm", "questions", "points", "95% interval", "verdict", left=["verdict"], gap=1)
     for arm, compared in found.items():
-        interval = f"{points(compared.low)} to {points(compared.high)}"
         word = "open" if not compared.differs else "better" if compared.difference > 0 else "worse"
-        table.add_row(arm, f"{compared.pairs:,}", points(compared.difference), interval, word)
+        table.add_row(arm, f"{compared.pairs:,}", points(compared.difference), interval(compared), word)
     console = report_console(None)
     with standard_output():
         console.print(f"{visible(models[1])}, against {visible(models[0])}:")
@@ -280,15 +279,14 @@ def result_table(results: QualityResults) -> Table:
         if compared is None:
             table.add_row(*cells, "", "", "", "", "", "baseline")
         else:
-            interval = f"{points(compared.low)} to {points(compared.high)}"
-            cells += [arm.baseline, points(compared.difference), interval, points(compared.worst)]
+            cells += [arm.baseline, points(compared.difference), interval(compared), points(compared.worst)]
             table.add_row(*cells, "" if arm.saved is None else change(-arm.saved), verdict(arm, results.margin))
     return table
 
 
 def measure_table(results: QualityResults) -> Table:
     """Return all measures side by side as a table for a terminal: means, and differences with their intervals."""
-    table = plain_table("arm", "words", *MEASURES, gap=1)
+    table = plain_table("arm", "words", *MEASURES)
     for arm in results.arms:
         table.add_row(arm.arm, f"{arm.scores.words:.1f}", *measure_cells(arm))
     return table
