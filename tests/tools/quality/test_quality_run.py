@@ -242,6 +242,31 @@ def test_the_best_annotation_is_saved_for_its_model(tmp_path: Path, run: Run) ->
     assert run("quality", "report", tmp_path / "a", "--annotations", file).returncode == 2
 
 
+def test_the_places_that_a_model_reads_well_are_saved_for_it(tmp_path: Path, run: Run) -> None:
+    file = tmp_path / "positions.json"
+    file.write_text("{}")
+    right = ["right"] * 400
+    half = ["right", "x"] * 200
+    filled(tmp_path / "uneven", {"relevance": right, "gold-1": right, "gold-2": half}).__exit__(None, None, None)
+    filled(tmp_path / "even", {"relevance": right, "gold-1": right, "gold-2": right}).__exit__(None, None, None)
+    filled(tmp_path / "few", {"relevance": right[:9], "gold-1": right[:9], "gold-2": half[:9]}).__exit__(
+        None, None, None
+    )
+    filled(tmp_path / "none", {"relevance": right, "gold-2": right}).__exit__(None, None, None)
+    for answers, expected in [
+        ("few", {}),
+        ("uneven", {"m": [100, 50]}),
+        ("none", {"m": [100, 50]}),
+        ("even", {"m": [100]}),
+    ]:
+        assert run("quality", "report", tmp_path / answers, "--positions", file).returncode == 0
+        positions = json.loads(file.read_text())
+        assert positions == expected
+        ContextPlanner(positions=positions)
+    file.write_text("[]")
+    assert run("quality", "report", tmp_path / "even", "--positions", file).returncode == 2
+
+
 def test_the_effect_of_places_and_orders_is_reported(tmp_path: Path) -> None:
     answers = {
         "relevance": ["right", "right", "x", "x"],

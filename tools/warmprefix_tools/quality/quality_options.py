@@ -103,6 +103,10 @@ class QualityReportOptions:
         Path | None,
         Option("--annotations", metavar="FILE", help="Add the best annotation for this model to a JSON file."),
     ] = None
+    positions_file: Annotated[
+        Path | None,
+        Option("--positions", metavar="FILE", help="Add this model's right answers by place to a JSON file."),
+    ] = None
     check: Annotated[
         str, Option(metavar="NAMES", help="Exit with status 1 unless these arms are not worse than the baseline.")
     ] = ""
@@ -112,9 +116,9 @@ class QualityReportOptions:
             scorer_named(self.measure)
         if self.margin is not None:
             _check_margin(self.margin)
-        check_files(
-            {"--json": self.json_file, "--html": self.html_file, "--annotations": self.annotations_file}, [self.answers]
-        )
+        files = {"--json": self.json_file, "--html": self.html_file}
+        files |= {"--annotations": self.annotations_file, "--positions": self.positions_file}
+        check_files(files, [self.answers])
 
     @property
     def checked_arms(self) -> list[str]:

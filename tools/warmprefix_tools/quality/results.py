@@ -29,6 +29,9 @@ __all__ = [
 ]
 
 
+_ERROR_RATE = 0.05
+"""Share of models without a place that they read better, of which one is reported."""
+
 ANNOTATE = {"planned": "none", "note": "note", "labels": "labels", "both": "both"}
 """The value of `annotate` that each arm tries out."""
 
@@ -119,6 +122,21 @@ class QualityResults:
         if not shown:
             return None
         return ANNOTATE[max(shown, key=lambda arm: arm.comparison.difference if arm.comparison else 0.0).arm]
+
+    @property
+    def position_profile(self) -> list[float] | None:
+        """The model's right answers in percent, by place; one number if all places are not worse than relevance order.
+
+        None if places are missing, or the run is too small to tell.
+        """
+        places = len(self.positions)
+        compared = [arm.comparison for arm in self.arms if arm_number(arm.arm, "gold") is not None and arm.comparison]
+        if places < 2 or [*self.positions] != [*range(1, places + 1)]:
+            return None
+        right = [round(100 * score, 1) for score in self.positions.values()]
+        if min([comparison.p_value for comparison in compared], default=1.0) < _ERROR_RATE / places:
+            return right
+        return [right[0]] if all(comparison.is_not_worse(self.margin) for comparison in compared) else None
 
     def as_json(self) -> dict[str, Any]:
         """Return all fields, with `annotate`, and with the `verdict` on each arm."""

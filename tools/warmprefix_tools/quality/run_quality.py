@@ -198,7 +198,7 @@ def run_quality_report(options: QualityReportOptions) -> bool:
         NoAnswersError: It has no answers yet.
         OutputError: A file can't be written.
     """
-    for file in (options.json_file, options.html_file, options.annotations_file):
+    for file in (options.json_file, options.html_file, options.annotations_file, options.positions_file):
         if file is not None and file != STDOUT:
             check_writable(file)
     _check_exist(options.answers)
@@ -219,6 +219,8 @@ def run_quality_report(options: QualityReportOptions) -> bool:
             console.print(line)
         if options.annotations_file is not None:
             console.print(_saved_annotation(options.annotations_file, results))
+        if options.positions_file is not None:
+            console.print(_saved_positions(options.positions_file, results))
     not_worse = {arm.arm for arm in results.arms if arm.comparison and arm.comparison.is_not_worse(results.margin)}
     return set(options.checked_arms) <= not_worse
 
@@ -232,14 +234,40 @@ def _saved_annotation(path: Path, results: QualityResults) -> str:
     model = str(results.settings["model"])
     if results.annotate is None:
         return f"{path} stays as it is: no annotation is shown to be not worse for {visible(model)}."
+    _add_to(path, model, results.annotate)
+    return f"{path}: {visible(model)} gets {results.annotate}. Use it as ContextPlanner(annotations=json.load(...))."
+
+
+def _saved_positions(path: Path, results: QualityResults) -> str:
+    """Add the model's right answers by place to a file, and return what was done.
+
+    Raises:
+        OutputError: The file is no JSON object, or can't be written.
+    """
+    model, right = str(results.settings["model"]), results.position_profile
+    if right is None:
+        return (
+            f"{path} stays as it is: the run does not show whether {visible(model)} reads some places better than "
+            "others. It needs --arms positions, and perhaps more questions."
+        )
+    _add_to(path, model, right)
+    found = "reads all places alike" if len(right) == 1 else f"is right in {', '.join(map(str, right))} %, by place"
+    return f"{path}: {visible(model)} {found}. Use it as ContextPlanner(positions=json.load(...))."
+
+
+def _add_to(path: Path, model: str, value: object) -> None:
+    """Add what was found about a model to a file that has an entry for each.
+
+    Raises:
+        OutputError: The file is no JSON object, or can't be written.
+    """
     try:
         stored = json.loads(path.read_text("utf-8")) if path.exists() and path.stat().st_size else {}
     except (OSError, ValueError) as error:
         raise OutputError(f"{path} could not be read: {error}") from error
     if not isinstance(stored, dict):
         raise OutputError(f"{path} must hold a JSON object, got {type(stored).__name__}")
-    write_text(path, json.dumps({**stored, model: results.annotate}, indent=2, ensure_ascii=False) + "\n")
-    return f"{path}: {visible(model)} gets {results.annotate}. Use it as ContextPlanner(annotations=json.load(...))."
+    write_text(path, json.dumps({**stored, model: value}, indent=2, ensure_ascii=False) + "\n")
 
 
 def run_quality_compare(options: QualityCompareOptions) -> None:
