@@ -19,13 +19,13 @@ from planted_reader import PlantedReader
 from warmprefix_tools.caches.slots import common_prefix
 from warmprefix_tools.emulator import EmulatorServer
 from warmprefix_tools.emulator.tokenizer import ChatMessage
-from warmprefix_tools.quality.answer_store import AnswerStore
+from warmprefix_tools.quality.answer_store import AnswerStore, CallKey, GivenAnswer
 from warmprefix_tools.quality.arms import prompts_of
 from warmprefix_tools.quality.cache_probe import PREFILL_PROBLEMS, SaltSupport
 from warmprefix_tools.quality.made_up import made_up_questions
 from warmprefix_tools.quality.paired import compare_pairs
 from warmprefix_tools.quality.questions import EvidenceQuestion
-from warmprefix_tools.quality.remarks import interval
+from warmprefix_tools.quality.remarks import interval, remarks
 from warmprefix_tools.quality.results import results_of, verdict
 
 Run = Callable[..., Finished]
@@ -69,6 +69,19 @@ def test_an_end_that_is_not_0_is_not_shown_as_0(high: float, text: str) -> None:
     assert interval(replace(compare_pairs([0.0, -1.0]), high=high)).endswith(f"to {text}")
 
 
+def test_a_look_at_an_unfinished_run_is_called_one(tmp_path: Path) -> None:
+    unfinished = "2 of 3 questions are asked. These intervals are for the end of the run"
+    with filled(tmp_path / "a", {"relevance": ["right"] * 3, "note": ["right"] * 2}) as store:
+        assert unfinished not in "".join(remarks(results_of(store, "contains")))
+        questions, baselines = store.questions(), store.settings()["arms"]
+    with AnswerStore(tmp_path / "b") as store:
+        store.begin({"model": "m", "data": "made-up", "arms": baselines}, questions)
+        for arm in baselines:
+            for question, text in zip(questions, ["x", None], strict=False):  # a call that failed was made, too
+                store.add(GivenAnswer(CallKey(question.id, arm, 0), True, text))
+        assert unfinished in "".join(remarks(results_of(store, "contains")))
+
+
 # -- runs that stop by themselves, and what they compute --------------------------------------------------------------
 
 
@@ -92,6 +105,7 @@ def test_a_run_stops_when_it_is_certain(
     assert (results.margin, results.stops, note.high < 0) == (0.05, True, True)
     report = run("quality", "report", file)
     assert "they hold at any time up to 300 questions" in report.stdout
+    assert f"{stopped[1]} of 300 questions are asked" in report.stdout
     before = len(asked)
     assert run(*arguments(reader, file, *more)).returncode == 0
     assert len(asked) == before, "a run that is certain asks nothing more"

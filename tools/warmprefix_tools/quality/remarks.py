@@ -32,11 +32,16 @@ def remarks(results: QualityResults) -> list[str]:
                 f" changed, refuting it takes about {needed:,} questions if nothing is lost."
             )
         found += _style_remarks(arm, results)
+    asked = max([arm.answers + arm.failed for arm in results.arms])
     if results.stops:
-        pairs = max([arm.comparison.pairs for arm in results.arms if arm.comparison is not None], default=0)
         found.append(
-            f"The run may stop when it is certain, so its intervals are wider: they hold at any time up to"
-            f" {results.questions:,} questions. {pairs:,} are compared."
+            f"{asked:,} of {results.questions:,} questions are asked. The run may stop when it is certain, so its"
+            f" intervals are wider: they hold at any time up to {results.questions:,} questions."
+        )
+    elif asked < results.questions:
+        found.append(
+            f"{asked:,} of {results.questions:,} questions are asked. These intervals are for the end of the run; a run"
+            " that is stopped because of them errs more often. --stop-when-certain makes intervals for that."
         )
     if results.prefill_problem is not None:
         found.append(f"Prefill is not measured: {results.prefill_problem}.")
