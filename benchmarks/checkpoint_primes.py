@@ -2,14 +2,16 @@
 
     python benchmarks/checkpoint_primes.py [--requests 200] [--texts stdlib,xquad]
 
-Three engines: sliding-window layers with blocks of 128 tokens, and recurrent layers with blocks of 528 and 1,056 tokens
-and a prefix match unit of 16. Each is vLLM's scheduler and prefix cache without a model (`engine/scheduler.py`), so its
-cached tokens are those of a server; see `vllm_server.py` for its installation. The cache has room for all prompts.
+Four engines: sliding-window layers with blocks of 128 tokens, and recurrent layers with blocks of 256 tokens, or of
+528 and 1,056 tokens and a prefix match unit of 16. Each is vLLM's scheduler and prefix cache without a model
+(`engine/scheduler.py`), so its cached tokens are those of a server; see `vllm_server.py` for its installation. The
+cache has room for all prompts.
 
 Arms: relevance order in order of arrival; our order in order of arrival, with no, one or two primes per request, as
-`EngineLink(primes=...)` sends them; and the same requests as one batch, without and with its primes. Planners get no
-reports. "Saved" is prefill against relevance order on the same engine: prompt tokens minus cached tokens of all
-requests, the primes included. Only a run with the default options is written to `results/`.
+`EngineLink(primes=...)` sends them; and the same requests as one batch, without and with its primes, as `BatchRunner`
+sends them. Planners and primers get the engine's reports. "Saved" is prefill against relevance order on the same
+engine: prompt tokens minus cached tokens of all requests, the primes included. Only a run with the default options is
+written to `results/`.
 """
 
 from __future__ import annotations
@@ -29,15 +31,17 @@ from result_files import write_results
 from vllm_server import engine_version, model_folder, prepare
 from warmprefix import BatchRequest, ContextPlanner
 from warmprefix.cache_profiles import vllm_checkpoints
+from warmprefix.residency import EngineReport
 from warmprefix_openai import cut_chat, messages_for
-from warmprefix_openai.primer import EXACT_END, Primer
-from warmprefix_requests import read_call
+from warmprefix_openai.primer import EXACT_END, PrimeLengths, Primer, shortened
+from warmprefix_requests import FieldRefusals, read_call
 
 K = 8
 PREAMBLE = "Answer the question from the passages, or write that they do not contain the answer."
 KV_BLOCKS = 200_000
 ENGINES: Mapping[str, tuple[str, int, int | None]] = {
     "sliding window, block 128": ("sliding", 128, None),
+    "recurrent, block 256": ("recurrent", 256, None),
     "recurrent, block 528, unit 16": ("recurrent", 528, 16),
     "recurrent, block 1056, unit 16": ("recurrent", 1_056, 16),
 }
@@ -57,11 +61,12 @@ class SchedulerProcess:
         self.computed = 0
         self._write({"kind": kind, "block": block, "unit": unit, "kv_blocks": KV_BLOCKS})
 
-    def ask(self, messages: Sequence[Mapping[str, Any]], *, exact: bool = False) -> None:
+    def ask(self, messages: Sequence[Mapping[str, Any]], *, exact: bool = False) -> EngineReport:
         self._write({"messages": list(messages), "exact": exact})
         assert self._process.stdout is not None
         answer = json.loads(self._process.stdout.readline())
         self.computed += answer["tokens"] - answer["cached"]
+        return EngineReport(answer["cached"], answer["tokens"])
 
     def _write(self, line: Mapping[str, Any]) -> None:
         assert self._process.stdin is not None
@@ -93,19 +98,20 @@ def online(engine: SchedulerProcess, asked: Sequence[EngineQuestion], profile: A
     """Plan requests as they arrive; return the number of primes."""
     planner = ContextPlanner(profile=profile)
     primer = Primer(planner, primes)
-    sent = 0
+    refusals = FieldRefusals()
     for request in asked:
         plan = planner.plan(request.blocks, preamble=PREAMBLE)
         messages = messages_for(plan, request.question, preamble=PREAMBLE)
         content = json.dumps({"model": "model", "messages": messages}).encode()
         call = read_call("POST", "/v1/chat/completions", {"content-type": "application/json"}, content)
         assert call is not None
-        for prime in primer.requests(plan, call):
-            engine.ask(prime.body["messages"], exact=EXACT_END.items() <= prime.body.items())
-            sent += 1
-        engine.ask(messages)
-        planner.commit(plan)
-    return sent
+        for prime, sent in primer.requests(plan, call):
+            report = engine.ask(sent.body["messages"], exact=EXACT_END.items() <= sent.body.items())
+            primer.answered(prime, refusals.attempt(sent, ""), 200, report.prompt_tokens, report.cached_tokens)
+        report = engine.ask(messages)
+        planner.commit(plan, report=report)
+        primer.learn(plan, report)
+    return primer.stats().sent
 
 
 def batched(engine: SchedulerProcess, asked: Sequence[EngineQuestion], profile: Any, *, primes: bool) -> int:
@@ -114,11 +120,13 @@ def batched(engine: SchedulerProcess, asked: Sequence[EngineQuestion], profile: 
     due = defaultdict(list)
     for prime in batch.primes if primes else ():
         due[prime.before.id].append(prime)
+    lengths = PrimeLengths()
     for planned in batch:
         for prime in due[planned.id]:
-            messages = cut_chat(prime.before.messages(), prime.shared_text)
-            assert messages is not None
-            engine.ask(messages, exact=True)
+            chat = cut_chat(prime.before.messages(), prime.shared_text)
+            assert chat is not None
+            cut = lengths.cut(chat, profile.checkpoints)
+            lengths.add(cut.estimated, engine.ask(shortened(chat, cut), exact=True).prompt_tokens or 0)
         engine.ask(planned.messages())
     return len(batch.primes) if primes else 0
 

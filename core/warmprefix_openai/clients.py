@@ -13,6 +13,7 @@ from operator import methodcaller
 from typing import Any
 
 from warmprefix.errors import MissingExtraError
+from warmprefix_openai.answer import WholeAnswer
 from warmprefix_openai.exchange import Exchange, Verdict
 from warmprefix_openai.primer import Primer
 from warmprefix_openai.tracker import PlanTracker
@@ -156,37 +157,41 @@ async def _arefused(content: bytes, request: Any, **_: object) -> Any:
 
 def _prime(primer: Primer, exchange: Exchange, request: Any, forward: Callable[[Any], Any]) -> None:
     """Send the primes of a request, whose failures do not matter to it."""
-    for prime in exchange.primes:
-        due: OutgoingRequest | None = prime.request
+    for prime, attempt in exchange.primes:
+        due: OutgoingRequest | None = attempt.request
         while due is not None:
-            status = None
+            status, answer = None, WholeAnswer()
             try:
                 response = forward(with_body(request, due))
                 try:
-                    response.read()
+                    answer.feed(response.read())
                     status = response.status_code
                 finally:
                     response.close()
             except Exception:
                 _log.debug("a prime failed", exc_info=True)
-            due = primer.answered(prime, status)
+            answer.finish()
+            tokens = answer.facts.tokens
+            due = primer.answered(prime, attempt, status, tokens.prompt_tokens, tokens.cached_tokens)
 
 
 async def _aprime(primer: Primer, exchange: Exchange, request: Any, forward: Callable[[Any], Awaitable[Any]]) -> None:
-    for prime in exchange.primes:
-        due: OutgoingRequest | None = prime.request
+    for prime, attempt in exchange.primes:
+        due: OutgoingRequest | None = attempt.request
         while due is not None:
-            status = None
+            status, answer = None, WholeAnswer()
             try:
                 response = await forward(with_body(request, due))
                 try:
-                    await response.aread()
+                    answer.feed(await response.aread())
                     status = response.status_code
                 finally:
                     await response.aclose()
             except Exception:
                 _log.debug("a prime failed", exc_info=True)
-            due = primer.answered(prime, status)
+            answer.finish()
+            tokens = answer.facts.tokens
+            due = primer.answered(prime, attempt, status, tokens.prompt_tokens, tokens.cached_tokens)
 
 
 def _answered(

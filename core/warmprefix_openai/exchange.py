@@ -10,6 +10,7 @@ from warmprefix.plan import ContextPlan
 from warmprefix.residency import EngineReport
 from warmprefix_openai.answer import AnswerFacts, AnswerReader, StreamedAnswer, WholeAnswer, is_stream
 from warmprefix_openai.plans import SentPlan
+from warmprefix_openai.primer import Prime
 from warmprefix_openai.retry import is_transient, retry_after
 from warmprefix_requests import Attempt, OutgoingRequest, block_ends
 from warmprefix_requests.marks import CacheMarker, MarkedBody
@@ -70,7 +71,7 @@ class Exchange:
         self._has_passed_end = False
         """True once the client has asked for the event that ends the stream."""
         self._over = False
-        self.primes: tuple[Attempt, ...] = ()
+        self.primes: tuple[tuple[Prime, Attempt], ...] = ()
         """Requests to send in front of this one."""
 
     @property

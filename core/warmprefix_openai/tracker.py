@@ -181,7 +181,7 @@ class PlanTracker:
             self._watch()
             return None if displaced is None else Verdict(*displaced, "abandon")
         self.book.end(verdict.sent)
-        self.primer.learn(verdict.report)
+        self.primer.learn(verdict.plan, verdict.report)
         if verdict.unread:
             self.count("unread_answers")
         return verdict

@@ -108,7 +108,7 @@ class LinkWriter:
         attempt = self._refusals.attempt(outgoing, endpoint)
         exchange = Exchange(sent, plan, asked, attempt, marker=self.marker, on_error=self.tracker.degrade)
         primes = self.tracker.primer.requests(plan, outgoing.plain or outgoing)
-        exchange.primes = tuple([self._refusals.attempt(prime, endpoint) for prime in primes])
+        exchange.primes = tuple([(prime, self._refusals.attempt(sent, endpoint)) for prime, sent in primes])
         return Opening(_remade(request, attempt.request.encode()), exchange, salted)
 
 

@@ -84,7 +84,7 @@ def test_prime_gain_counts_each_visit_once() -> None:
     fine, coarse = Checkpoints(128, 16), Checkpoints(128)
     assert prime_gain(coarse, 127, 0, 9) == 0
     assert prime_gain(coarse, 128, 0, 2) == prime_gain(coarse, 128, 0, 9) == 128 - 1 - 32
-    assert prime_gain(fine, 120, 0, 3) == 112 + 112 - 8 - 1 - 32
+    assert prime_gain(fine, 120, 0, 3) == 112 + 112 - 7 - 1 - 32
     assert prime_gain(coarse, 300, 256, 9) == 0
     assert prime_gain(coarse, 300, 0, 1) < 0
 

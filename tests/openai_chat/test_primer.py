@@ -17,7 +17,8 @@ from warmprefix_openai import EngineLink, PrimeStats, messages_for
 from warmprefix_openai.primer import Primer
 from warmprefix_requests import OutgoingRequest
 
-BLOCKS = [ContextBlock(f"The text of {name}.", id=name, tokens=200) for name in "ABCDEFGH"]
+REST = " It is long." * 50
+BLOCKS = [ContextBlock(f"The text of {name}.{REST}", id=name, tokens=200) for name in "ABCDEFGH"]
 COMPLETION = {
     "id": "1",
     "object": "chat.completion",
@@ -94,7 +95,7 @@ def test_a_prime_goes_out_before_the_first_request_with_its_blocks(engine: Prime
     prime, first, second = engine.bodies
     assert prime["messages"] == [
         {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "The text of A.\n\nThe text of B.\n\nThe text of C.\n\nT"},
+        {"role": "user", "content": f"The text of A.{REST}\n\nThe text of B.{REST}\n\nThe text of C.{REST}\n\nT"},
     ]
     assert prime["max_tokens"] == 1
     assert prime["continue_final_message"] is True
@@ -172,42 +173,45 @@ def bodies(primer: Primer, planner: ContextPlanner, blocks: list[ContextBlock]) 
 
 def orders(count: int) -> Iterator[list[ContextBlock]]:
     for number in range(count):
-        yield [ContextBlock(f"{number} {place}", tokens=200) for place in range(4)]
+        yield [ContextBlock(f"{number} {place}{REST}", tokens=200) for place in range(4)]
 
 
 def test_primes_stay_within_their_budget() -> None:
     planner = checkpoint_planner()
     primer = Primer(planner, 1)
-    sent = sum(bodies(primer, planner, blocks) for blocks in orders(100))
-    assert sent == 8 + 50
-    assert primer.stats().skipped == 100 - sent
+    twice = [blocks for blocks in orders(20) for _ in range(2)]  # so that each prime may pay
+    assert sum(bodies(primer, planner, blocks) for blocks in twice) == 20
+    primer = Primer(planner, 1)
+    sent = sum(bodies(primer, planner, blocks) for blocks in orders(24))
+    assert sent == 8 + 12
+    assert primer.stats().skipped == 24 - sent
 
 
 def test_a_busy_engine_gets_no_primes() -> None:
     planner = checkpoint_planner()
-    primer = Primer(planner, 1)
+    primer, plan = Primer(planner, 1), planner.plan(BLOCKS[:1])
     for _ in range(100):
-        primer.learn(EngineReport(0, 1_000, 0.5))
+        primer.learn(plan, EngineReport(0, 1_000, 0.5))
     waiting = orders(2)
     assert bodies(primer, planner, next(waiting)) == 1
     for _ in range(8):
-        primer.learn(EngineReport(0, 1_000, 5.0))
+        primer.learn(plan, EngineReport(0, 1_000, 5.0))
     assert bodies(primer, planner, next(waiting)) == 0
 
 
 def test_a_prime_that_saves_less_than_a_round_trip_is_not_sent() -> None:
     planner = checkpoint_planner()
-    primer = Primer(planner, 1)
-    primer.learn(EngineReport(900, 1_000, 0.5))
-    primer.learn(EngineReport(0, 10_000, 0.51))  # 0.5 s for the round trip, and 1 us per token
+    primer, plan = Primer(planner, 1), planner.plan(BLOCKS[:1])
+    primer.learn(plan, EngineReport(900, 1_000, 0.5))
+    primer.learn(plan, EngineReport(0, 10_000, 0.51))  # 0.5 s for the round trip, and 1 us per token
     assert bodies(primer, planner, next(orders(1))) == 0
 
 
 def test_long_prefills_alone_do_not_look_like_round_trips() -> None:
     planner = checkpoint_planner()
-    primer = Primer(planner, 1)
-    primer.learn(EngineReport(0, 1_000, 0.5))
-    primer.learn(EngineReport(0, 2_000, 0.98))
+    primer, plan = Primer(planner, 1), planner.plan(BLOCKS[:1])
+    primer.learn(plan, EngineReport(0, 1_000, 0.5))
+    primer.learn(plan, EngineReport(0, 2_000, 0.98))
     assert bodies(primer, planner, next(orders(1))) == 1
 
 

@@ -14,6 +14,8 @@ __all__ = ["planned_primes"]
 
 _REQUEST_TOKENS = 32
 """Price of one more request for an engine, in tokens of prefill."""
+_END_ERROR = 0.06
+"""Share of a prefix that a prime ends behind its checkpoint, at most: runners cut it there as well as they can."""
 
 
 @dataclass(slots=True)
@@ -87,4 +89,4 @@ def prime_gain(checkpoints: Checkpoints, shared: int, covered: int, visits: int)
         return 0
     junction = max(shared - shared % checkpoints.block, covered)
     saved = (reached - covered) * min(visits - 1, 1) + (reached - junction) * max(visits - 2, 0)
-    return saved - (shared - reached) - 1 - _REQUEST_TOKENS
+    return saved - min(shared - reached, int(_END_ERROR * shared)) - 1 - _REQUEST_TOKENS

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from warmprefix.batch import PlannedPrime, PlannedRequest
+from warmprefix.batch import BatchPlan, PlannedPrime, PlannedRequest
+from warmprefix.cache_profiles import Checkpoints
 from warmprefix_openai.asking import CallFailedError, ChatAsker, ask_with_retries
 from warmprefix_openai.batch_runner.journal import BatchResult, Messages
-from warmprefix_openai.completion import chat_options
-from warmprefix_openai.primer import ANSWER_FIELDS, cut_chat, prime_of
+from warmprefix_openai.completion import ChatAnswer, chat_options
+from warmprefix_openai.primer import ANSWER_FIELDS, PrimeLengths, cut_chat, prime_of, shortened
 from warmprefix_openai.retry import Retries, status_of
 from warmprefix_requests import FieldRefusals, OutgoingRequest
 
@@ -45,6 +46,8 @@ class Asker:
         self._due: dict[str, list[PlannedPrime]] = {}
         self._refusals = FieldRefusals()
         self._failures_in_a_row = 0
+        self._lengths = PrimeLengths()
+        self._checkpoints: Checkpoints | None = None
 
     async def ask(
         self, planned: PlannedRequest, prefilled: Callable[[], object]
@@ -65,9 +68,10 @@ class Asker:
             return BatchResult(planned, None, f"{kind}: {error}", failed.attempts, None), error
         return BatchResult(planned, answer.completion, None, attempts, answer.ttft), None
 
-    def expect(self, primes: Iterable[PlannedPrime]) -> None:
-        """Add the primes of a run."""
-        for prime in primes:
+    def expect(self, part: BatchPlan) -> None:
+        """Add the primes of a part of the run."""
+        self._checkpoints = part.checkpoints
+        for prime in part.primes:
             self._due.setdefault(prime.before.id, []).append(prime)
 
     async def prime(self, planned: PlannedRequest) -> None:
@@ -76,31 +80,36 @@ class Asker:
             await self._send_prime(prime)
 
     async def _send_prime(self, prime: PlannedPrime) -> None:
-        messages = cut_chat(self._messages(prime.before), prime.shared_text)
-        if messages is None or self._failures_in_a_row >= _MAX_FAILURES_IN_A_ROW:
+        chat, checkpoints = cut_chat(self._messages(prime.before), prime.shared_text), self._checkpoints
+        if chat is None or checkpoints is None or self._failures_in_a_row >= _MAX_FAILURES_IN_A_ROW:
             self._counts["skipped"] += 1
             return
-        salt = prime.before.cache_salt
-        made = prime_of({} if salt is None else {"cache_salt": salt}, messages)
+        cut, salt = self._lengths.cut(chat, checkpoints), prime.before.cache_salt
+        made = prime_of({} if salt is None else {"cache_salt": salt}, shortened(chat, cut))
         attempt = self._refusals.attempt(made, "")
         due: OutgoingRequest | None = attempt.request
-        error: Exception | None = None
+        answer: ChatAnswer | Exception | None = None
         while due is not None:
-            error = await self._ask_prime(due.body)
-            due = attempt.answered(200 if error is None else status_of(error) or 500)
-        self._failures_in_a_row = 0 if error is None else self._failures_in_a_row + 1
-        if error is None and not attempt.request.optional:
-            self._counts["inexact"] += 1
-        self._counts["sent" if error is None else "failed"] += 1
+            answer = await self._ask_prime(due.body)
+            due = attempt.answered(status_of(answer) or 500 if isinstance(answer, Exception) else 200)
+        if not isinstance(answer, ChatAnswer):
+            self._failures_in_a_row += 1
+            self._counts["failed"] += 1
+            return
+        self._failures_in_a_row = 0
+        self._counts.update(("sent",) if attempt.request.optional else ("sent", "inexact"))
+        if answer.prompt_tokens:
+            self._lengths.add(cut.estimated, answer.prompt_tokens)
+            self._counts["computed_tokens"] += answer.prompt_tokens - (answer.cached_tokens or 0)
 
-    async def _ask_prime(self, body: Mapping[str, Any]) -> Exception | None:
+    async def _ask_prime(self, body: Mapping[str, Any]) -> ChatAnswer | Exception:
         fields = dict(body)
         messages, max_tokens = fields.pop("messages"), fields.pop("max_tokens")
         extra = {**(self._prime_options.get("extra_body") or {}), **fields}
         given = {**self._prime_options, "max_tokens": max_tokens, "extra_body": extra}
         try:
             options = chat_options(self._model, messages, given, None)
-            await ask_with_retries(lambda: self._chat.ask(options), Retries(0))
+            answer, _ = await ask_with_retries(lambda: self._chat.ask(options), Retries(0))
         except CallFailedError as failed:
             return failed.error
-        return None
+        return answer

@@ -56,7 +56,7 @@ class ReplicaRun:
     def add(self, part: BatchPlan) -> None:
         """Add requests, which start after those that it has already."""
         order = StartOrder(part.requests, planned_holders(part.requests), lookahead=(self._concurrency + 1) // 2)
-        self.asker.expect(part.primes)
+        self.asker.expect(part)
         self._parts.append((part, order))
 
     def start(self) -> StartedRequest | None:
