@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner
+from warmprefix.batch import BatchRequest
 from warmprefix.ordering import PositionProfile
+from warmprefix.prefix.tree import PrefixTree
 
 FIRST_BEST = (94, 58, 74)
 LAST_BEST = (74, 58, 94)
@@ -103,6 +105,26 @@ def test_a_price_trades_hits_for_answers(right: tuple[float, ...]) -> None:
     assert lost(by_price[2], right) < lost(plain, right) - 1
     assert hits(by_price[2]) > hits(by_price[0])
     assert all(lost([plan], right) <= 1e-9 for plan in by_price[0]), "an order costs answers at any saving"
+
+
+@pytest.mark.parametrize("right", [FIRST_BEST, LAST_BEST])
+def test_a_batch_places_well_what_no_request_shares(right: tuple[float, ...]) -> None:
+    asked = [BatchRequest(str(i), blocks) for i, blocks in enumerate(requests(4, 40))]
+    planners = [ContextPlanner(), ContextPlanner(positions={"m": right}), ContextPlanner(positions={"m": (75, 75)})]
+    plain, aware, flat = [planner.plan_batch(asked, model="m") for planner in planners]
+    assert aware.saved_tokens == plain.saved_tokens
+    plans = [[request.plan for request in batch.requests] for batch in (plain, aware, flat)]
+    assert [plan.render() for plan in plans[2]] == [plan.render() for plan in plans[0]]
+    assert lost(plans[1], right) < lost(plans[0], right) - 1
+    assert [plan.order_annotation for plan in plans[1]] == [plan.order_annotation for plan in plans[0]]
+    found = [simulated([[block.block.text for block in plan.blocks] for plan in each]) for each in plans]
+    assert found[1] >= found[0]
+
+
+def simulated(orders: Sequence[Sequence[str]]) -> int:
+    """Return the blocks that an unbounded cache finds."""
+    tree = PrefixTree[str]()
+    return sum([tree.insert(order, [1] * len(order)).blocks for order in orders])
 
 
 @given(st.data(), st.lists(st.floats(0, 100), min_size=1, max_size=6), st.floats(0, 1_000))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from operator import attrgetter, itemgetter
 from typing import Generic, NamedTuple, TypeVar
 
 from warmprefix.errors import check_count
 from warmprefix.ordering.policies import BlockView, PrefixView, ServedBlock
-from warmprefix.ordering.positions import MOVED_RANKS, PositionProfile
+from warmprefix.ordering.positions import PositionProfile, place_well
 from warmprefix.prefix.tree import PrefixMatch
 
 __all__ = ["AccessWindow", "BitCounter", "CoAccessPolicy", "Outcome", "RecurrenceByRank"]
@@ -75,7 +75,7 @@ class CoAccessPolicy:
     def order(self, blocks: Sequence[BlockView], prefix: PrefixView) -> Sequence[int]:
         head = prefix.deepest_path(blocks)
         demand = self._demand(blocks, prefix.waiting)
-        planned = demand.best_order(head)
+        planned: Sequence[int] = demand.best_order(head)
         if prefix.reader is not None and planned != [*range(len(blocks))]:
             head, planned = self._readable(prefix.reader, blocks, prefix, demand, [(head, planned)])
         note = prefix.note_tokens(planned)
@@ -97,8 +97,8 @@ class CoAccessPolicy:
         blocks: Sequence[BlockView],
         prefix: PrefixView,
         demand: _Demand,
-        orders: list[tuple[list[int], list[int]]],
-    ) -> tuple[list[int], list[int]]:
+        orders: list[tuple[list[int], Sequence[int]]],
+    ) -> tuple[list[int], Sequence[int]]:
         """Return the path and the order that are worth most to a model that reads some places better than others.
 
         The order may begin with the most relevant block and a path behind it. The most relevant blocks behind the path
@@ -119,18 +119,14 @@ class CoAccessPolicy:
         percent = 100 / (sum(demand.tokens) or 1)
         rate = self._returns.rate / _MOST_RATE
 
-        def valued(path: list[int], order: list[int], held: PrefixMatch) -> tuple[float, list[int], list[int]]:
+        def value(held: PrefixMatch, order: Sequence[int]) -> float:
             saved = held.tokens + rate * demand.new_value(order, held.blocks) - prefix.note_tokens(order)
-            return reader.value(order, percent * saved), path, order
+            return reader.value(order, percent * saved)
 
-        best = valued([], as_given, matches[0])
+        best: tuple[float, list[int], Sequence[int]] = (value(matches[0], as_given), [], as_given)
         for (path, order), held in zip(orders, matches[1:], strict=True):
-            found = valued(path, order, held)
-            for rank in [i for i in as_given[:MOVED_RANKS] if i not in path]:
-                others = [i for i in found[2][len(path) :] if i != rank]
-                for moved in ([*path, rank, *others], [*path, *others, rank]):
-                    found = max(found, valued(path, moved, held), key=itemgetter(0))
-            best = max(best, found, key=itemgetter(0))
+            worth, placed = place_well(order, len(path), partial(value, held))
+            best = max(best, (worth, path, placed), key=itemgetter(0))
         return best[1:]
 
     def observe(self, served: Sequence[ServedBlock]) -> None:

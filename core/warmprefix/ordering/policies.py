@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import NamedTuple, Protocol
@@ -116,7 +116,7 @@ class PrefixView:
             matches = [PrefixMatch(held.blocks - placed.blocks, held.tokens - placed.tokens) for held in matches]
         for i, (single, joined) in enumerate(parts):
             for order in flights:
-                shared = _shared_blocks(order, keys[i])
+                shared = shared_blocks(order, keys[i])
                 if shared > matches[i].blocks:
                     matches[i] = PrefixMatch(shared, sum([block.tokens for block in single[:shared]]))
             if joined:
@@ -180,7 +180,7 @@ def places_of_runs(path: list[int], joined: Collection[int]) -> list[int]:
     return [places[i] for i in path if i in places]
 
 
-def _shared_blocks(a: Sequence[bytes], b: Sequence[bytes]) -> int:
+def shared_blocks(a: Sequence[Hashable], b: Sequence[Hashable]) -> int:
     """Return the number of equal blocks that both begin with."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 

@@ -98,7 +98,9 @@ class BatchSession:
 
         with self._state.lock:
             tree = state.tree.copy()
-        return plan_scope(requests, planners, tree, capacity_tokens, progress, note_tokens=note_tokens)
+        return plan_scope(
+            requests, planners, tree, capacity_tokens, progress, note_tokens=note_tokens, reader=state.reader
+        )
 
     def _plan(
         self,
