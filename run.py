@@ -2,6 +2,7 @@
 """Set up and run warmprefix from a clone. Needs Python 3.10 or newer, and pip or uv.
 
     python3 run.py demo [options of `warmprefix demo`]       show the saving on real text
+    python3 run.py demo --model                              the same with answers of a small real model on this machine
     python3 run.py test [options of pytest]                  run lint, types, import rules and the tests, in minutes
     python3 run.py test --all [environment ...] [options]    run everything, as before a release
     python3 run.py docs                                      build the documentation site into build/site
@@ -52,6 +53,7 @@ CORE_TESTS = [
 """What runs on each version of Python, in a minute."""
 REQUIREMENTS = {
     "demo": ["-e", ".[demo]"],
+    "demo-model": ["-e", ".[demo,local]"],
     "together": ["-e", ".[all]", "--group", "together"],
     "everything": ["-e", ".[all,ray]", "--group", "everything"],
     "kernels": ["-e", ".[batch,gpu]", "--group", "kernels"],
@@ -68,15 +70,18 @@ REQUIREMENTS = {
     "clients": ["-e", ".[serve]", "--group", "clients"],
     "hermes": ["hermes-agent==0.19.0"],  # one of the clients, whose requirements contradict the others'
 }
+OPTIONAL = {"everything": ["-e", ".[local]", "--group", "engine"]}
+"""What an environment has where the package index offers it; its tests are skipped elsewhere."""
 SIZES = {
     "demo": ": downloads about 10 MB",  # installed, with pip, they take about 90 MB
+    "demo-model": ": downloads about 45 MB",  # installed, 200 MB; the command announces the model itself
     "together": ": downloads packages that take 1 GB of disk",
     "everything": ": downloads packages that take 2 GB of disk",
     "kernels": ": downloads PyTorch and more, 1 GB or, for GPUs, several",
     "clients": ": downloads packages that take 1.2 GB of disk",
 }
 """What `environment` prints of large downloads, and of the demo's, which is small."""
-TESTED = [name for name in REQUIREMENTS if name not in ("demo", "hermes", "together")]
+TESTED = [name for name in REQUIREMENTS if name not in ("demo", "demo-model", "hermes", "together")]
 LARGE = ("clients",)
 """Environments that `test --all` uses only if they are named."""
 NODE_CLIENTS = ["opencode-ai@1.18", "@openai/codex@0.169"]
@@ -113,7 +118,8 @@ def main(arguments: list[str]) -> int:
         return 2
     command, *options = arguments
     if command == "demo":
-        return run(environment("demo").with_name("warmprefix"), "demo", *options, cwd=None)  # --json FILE is the user's
+        python = environment("demo-model" if "--model" in options else "demo")
+        return run(python.with_name("warmprefix"), "demo", *options, cwd=None)  # --json FILE is the user's
     if command == "docs":
         failed = run_checks(iter([site_check(environment("everything"))]))
         if not failed:
@@ -273,8 +279,10 @@ def environment(name: str) -> Path:
         create(directory, python, name)
         if not installed_by_uv(name, python):
             install(python, "--quiet", "--upgrade", "pip>=25.1")  # the first that has --group
-            quiet = [] if name == "demo" else ["--quiet", "--no-compile"]  # Python compiles what it imports
+            quiet = [] if name.startswith("demo") else ["--quiet", "--no-compile"]  # Python compiles what it imports
             install(python, *quiet, *REQUIREMENTS[name])
+        if name in OPTIONAL and run(python, "-m", "pip", "install", "--quiet", *OPTIONAL[name]) != 0:
+            print(f"left out, as it cannot be installed: {' '.join(OPTIONAL[name])}", flush=True)
         stamp.write_text(wanted)
     except OSError as error:
         raise SystemExit(f"Cannot set up {directory}: {error.strerror}.") from error

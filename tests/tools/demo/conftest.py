@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from warmprefix_tools.demo import session
+from warmprefix_tools.demo import servers, session
 from warmprefix_tools.demo.corpus import LibraryEntry
 from warmprefix_tools.demo.demo_options import DemoOptions
 from warmprefix_tools.demo.session import DemoResult, prepare_session, run_session
@@ -29,7 +29,7 @@ def prepared(entries: tuple[LibraryEntry, ...]) -> Iterator[None]:
     """Let the demo use the text that was read for other tests, and a small emulator that computes in no time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(session, "read_standard_library", lambda: entries)
-        patch.setattr(session, "EMULATOR", replace(session.EMULATOR, prefill_rate=math.inf, kv_blocks=1_000))
+        patch.setattr(servers, "EMULATOR", replace(servers.EMULATOR, prefill_rate=math.inf, kv_blocks=1_000))
         yield
 
 

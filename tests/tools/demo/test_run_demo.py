@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import json
 import math
+import platform
 import re
 import socket
 import subprocess
@@ -20,6 +22,7 @@ import pytest
 from warmprefix.errors import MissingExtraError
 from warmprefix_tools.demo.demo_options import DemoOptions
 from warmprefix_tools.emulator import ChatMessage, EmulatorConfig, EmulatorServer
+from warmprefix_tools.local import llama_server
 
 Run = Callable[..., Any]
 SHORT = ("demo", "--questions", "8")
@@ -55,7 +58,9 @@ def test_without_a_place_for_the_page_the_report_is_printed(run: Run, tmp_path: 
     ("options", "message"),
     [
         (["--questions", 0], "--questions must be 1 or more, got 0"),
-        (["--model", "mine"], "--model must come with --endpoint, the URL of a real server; got none"),
+        (["--served-model", "mine"], "--served-model must come with --endpoint, the URL of a real server; got none"),
+        (["--model", "--endpoint", "http://x/v1"], "--model runs a model on this machine and --endpoint asks another"),
+        (["--html", "a", "--json", "a"], "--html and --json must name different files, got a twice"),
         (["--html", "-"], "--html must name a file"),
         (["--html", "no/page.html"], "Cannot write no/page.html: there is no directory "),
         (["--documents", "nowhere"], "Cannot read nowhere: No such file or directory."),
@@ -123,7 +128,7 @@ def test_missing_server_is_one_line_with_status_2(run: Run) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and does not listen
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
-        result = run("demo", "--endpoint", url, "--model", "any")
+        result = run("demo", "--endpoint", url, "--served-model", "any")
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.splitlines()[-1].startswith(f"No answer from {url}: ")
 
@@ -135,7 +140,7 @@ def test_wrong_address_or_model_is_one_line_with_status_2(run: Run) -> None:
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr.splitlines()[-1].startswith(f"{url} refused a request (404): ")
         assert done.stderr.endswith("Should the URL end in /v1?\n")
-        done = run("demo", "--endpoint", server.base_url, "--model", "other", "--api-key", "secret")
+        done = run("demo", "--endpoint", server.base_url, "--served-model", "other", "--api-key", "secret")
         assert (done.returncode, "secret" in done.stderr) == (2, False)
         assert "refused a request (404): " in done.stderr
 
@@ -152,7 +157,7 @@ def test_a_server_of_something_else_is_one_line_with_status_2(run: Run) -> None:
 
     with HTTPServer(("127.0.0.1", 0), Site) as site:
         Thread(target=site.serve_forever, daemon=True).start()
-        done = run("demo", "--endpoint", f"http://127.0.0.1:{site.server_port}/v1", "--model", "any")
+        done = run("demo", "--endpoint", f"http://127.0.0.1:{site.server_port}/v1", "--served-model", "any")
         site.shutdown()
     assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr.splitlines()) == 2  # the announcement comes first
@@ -174,3 +179,34 @@ def test_missing_extra_is_reported_with_the_command_that_installs_it(
 def test_options_are_refused_in_python_too() -> None:
     with pytest.raises(ValueError, match=r"--api-key must come with --endpoint, [^:]*got none$"):
         DemoOptions(api_key="secret")
+
+
+# -- numbers and the model on this machine -----------------------------------------------------------------------------
+
+
+def test_json_has_the_numbers_of_the_tables(run: Run) -> None:
+    done = run(*SHORT, "--json", "-")
+    assert done.returncode == 0
+    assert "tokens prefilled (net)" in done.stderr
+    fields = json.loads(done.stdout)
+    assert (fields["questions"], fields["passages"]) == (8, 10)
+    shown = re.findall(r"^tokens prefilled \(net\) +([\d,]+) +([\d,]+)", done.stderr, re.MULTILINE)
+    counted = [
+        (f"{arms['relevance']['prefilled']:,}", f"{arms['warmprefix']['prefilled']:,}")
+        for arms in fields["placements"].values()
+    ]
+    assert shown == counted
+    assert "model" not in fields
+
+
+def test_without_llama_cpp_the_model_is_not_fetched(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(llama_server, "find_spec", lambda name: None)
+    monkeypatch.setattr(platform, "system", lambda: "Linux")
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    done = run("demo", "--model", XDG_CACHE_HOME=str(tmp_path))
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"{MissingExtraError('local', 'xllamacpp')}\n")
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+    done = run("demo", "--model", XDG_CACHE_HOME=str(tmp_path))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "this is Linux on riscv64. Any OpenAI-compatible server works with --endpoint." in done.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -11,7 +11,7 @@ import pytest
 
 from warmprefix import Templates
 from warmprefix.plan import Placement
-from warmprefix_tools.demo import session
+from warmprefix_tools.demo import servers
 from warmprefix_tools.demo.demo_options import DemoOptions
 from warmprefix_tools.demo.demo_report import demo_page
 from warmprefix_tools.demo.session import DemoResult, ServedTurn
@@ -64,7 +64,7 @@ def test_reordered_prompts_end_with_words_of_the_most_relevant_passage(result: D
 @both_placements
 @both_arms
 def test_reported_hits_equal_an_independent_recount(result: DemoResult, placement: Placement, arm: int) -> None:
-    cache = PrefixCache(session.EMULATOR.kv_blocks)
+    cache = PrefixCache(servers.EMULATOR.kv_blocks)
     for served in result.runs[placement][arm]:
         prompt = render_chat([ChatMessage(message["role"], message["content"]) for message in served.messages])
         answer = compose_answer(prompt, 48)

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Annotated
 
 from warmprefix.errors import MissingExtraError
+from warmprefix_tools.demo.questions import USERS
+from warmprefix_tools.local.weights import DOWNLOAD_MB, MODEL
 from warmprefix_tools.option_checks import check_files, check_least
 
 try:
@@ -18,6 +20,9 @@ __all__ = ["DEFAULT_PAGE", "DemoOptions"]
 
 DEFAULT_PAGE = Path("warmprefix-demo.html")
 """The page if none is named. It replaces no file but an older page of the demo."""
+
+_QUESTIONS = 240
+_MODEL_QUESTIONS = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +41,18 @@ class DemoOptions:
             show_default="Python's standard library",
         ),
     ] = None
-    questions: Annotated[int, Option(help="Number of questions to ask.")] = 240
+    questions: Annotated[
+        int | None,
+        Option(help="Number of questions to ask.", show_default=f"{_QUESTIONS}; {_MODEL_QUESTIONS} with --model"),
+    ] = None
+    model: Annotated[
+        bool,
+        Option(
+            "--model",
+            help=f"Let {MODEL}, a small real model, answer on this machine, and show its answers and times. Downloads"
+            f" {DOWNLOAD_MB} MB once; takes two or three minutes.",
+        ),
+    ] = False
     endpoint: Annotated[
         str | None,
         Option(
@@ -45,18 +61,39 @@ class DemoOptions:
             show_default="an emulator",
         ),
     ] = None
-    model: Annotated[str | None, Option(help="The server's name for its model.", show_default="the first it lists")] = (
-        None
-    )
+    served_model: Annotated[
+        str | None, Option(metavar="NAME", help="The server's name for its model.", show_default="the first it lists")
+    ] = None
     api_key: Annotated[str | None, Option(envvar="WARMPREFIX_DEMO_API_KEY", help="API key of the server.")] = None
     html_file: Annotated[
         Path | None,
         Option("--html", metavar="FILE", help="Where to write the report as a page.", show_default=str(DEFAULT_PAGE)),
     ] = None
+    json_file: Annotated[
+        Path | None, Option("--json", metavar="FILE", help="Where to write the numbers too; - for standard output.")
+    ] = None
 
     def __post_init__(self) -> None:
         check_least("--questions", self.questions, 1)
-        for name, value in (("--model", self.model), ("--api-key", self.api_key)):
+        for name, value in (("--served-model", self.served_model), ("--api-key", self.api_key)):
             if value is not None and self.endpoint is None:
                 raise ValueError(f"{name} must come with --endpoint, the URL of a real server; got none")
-        check_files({"--html": self.html_file}, [] if self.documents is None else [self.documents])
+        if self.model and self.endpoint is not None:
+            raise ValueError("--model runs a model on this machine and --endpoint asks another server; give only one")
+        outputs = {"--html": self.html_file, "--json": self.json_file}
+        check_files(outputs, [] if self.documents is None else [self.documents])
+
+    @property
+    def number(self) -> int:
+        """Number of questions to ask."""
+        return self.questions or (_MODEL_QUESTIONS if self.model else _QUESTIONS)
+
+    @property
+    def passages(self) -> int:
+        """Passages to retrieve for a question; fewer for the model on this machine, so that it is done in time."""
+        return 4 if self.model else 10
+
+    @property
+    def users(self) -> int:
+        """Number of users who ask; so few that their few questions share passages, as many questions of many do."""
+        return 2 if self.model else USERS

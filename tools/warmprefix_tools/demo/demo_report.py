@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from warmprefix.errors import MissingExtraError
 from warmprefix.plan import Placement
 from warmprefix_tools.console import plain_table
 from warmprefix_tools.demo.demo_options import DemoOptions
-from warmprefix_tools.demo.session import EMULATOR, PASSAGES, ArmRuns, DemoResult, DemoText, ServedTurn
+from warmprefix_tools.demo.servers import ANSWER_TOKENS, EMULATOR, LOCAL_THREADS
+from warmprefix_tools.demo.session import MODEL_SECONDS, ArmRuns, DemoResult, DemoText, ServedTurn
 from warmprefix_tools.emulator import ChatMessage, render_chat
+from warmprefix_tools.local.weights import LICENCE, MODEL
 from warmprefix_tools.report.amounts import counted
 from warmprefix_tools.report.line_chart import Line, LineChart
 from warmprefix_tools.report.pages import render_page
@@ -24,7 +26,7 @@ try:
 except ImportError as exc:
     raise MissingExtraError("cli", "rich") from exc
 
-__all__ = ["TITLE", "demo_page", "print_report"]
+__all__ = ["TITLE", "demo_fields", "demo_page", "print_report"]
 
 TITLE = "What warmprefix saves"
 """Title of the page."""
@@ -34,8 +36,10 @@ _PLACEMENTS: dict[Placement, str] = {
     "tail": "tail: context comes with each question and stays in the chat",
 }
 _COLUMNS = ("relevance order", "warmprefix", "change")
+_ARMS = ("relevance", "warmprefix")
 _RESULT = "tokens prefilled (net)"
 _MOST_POINTS = 120
+_SHOWN_ANSWERS = 3
 _KV_BLOCK = 16  # tokens
 _MESSAGE_END = 2  # tokens
 _LAST_OF_ANSWER = 1 + _MESSAGE_END  # tokens that the engine did not compute when it gave the answer
@@ -53,6 +57,10 @@ def print_report(result: DemoResult, options: DemoOptions, console: Console) -> 
         console.print()
         console.print(table)
     console.print()
+    if options.model:
+        for line in _answers(result):
+            console.print(Text(line))
+        console.print()
     for note in _notes(result, options):
         console.print(note)
 
@@ -69,6 +77,50 @@ def demo_page(result: DemoResult, options: DemoOptions) -> str:
         examples=_examples(result.runs),
         notes=_notes(result, options),
     )
+
+
+def demo_fields(result: DemoResult, options: DemoOptions) -> dict[str, Any]:
+    """Return the numbers of a run, and each answer of the model on this machine, as JSON."""
+    fields: dict[str, Any] = {
+        "questions": len(result.text.turns),
+        "passages": result.text.passages,
+        "placements": {
+            placement: {arm: _totals(served).as_json() for arm, served in zip(_ARMS, arms, strict=True)}
+            for placement, arms in result.runs.items()
+        },
+    }
+    if options.model:
+        fields["model"] = {"name": MODEL, "licence": LICENCE, "threads": LOCAL_THREADS}
+        fields["answers"] = [
+            {"question": pair[0].turn.question.text, **dict(zip(_ARMS, map(_answer_fields, pair), strict=True))}
+            for pair in zip(*result.runs["head"], strict=True)
+        ]
+    return fields
+
+
+def _answer_fields(served: ServedTurn) -> dict[str, Any]:
+    answer = served.answer
+    return {
+        "text": answer.text,
+        "is_cut": answer.finish_reason == "length",
+        "prompt_tokens": answer.prompt_tokens,
+        "cached_tokens": answer.cached_tokens,
+        "ttft_ms": round(1e3 * served.ttft, 1),
+    }
+
+
+def _answers(result: DemoResult) -> Iterator[str]:
+    """Yield a few questions with both answers: first those whose prompts differ."""
+    pairs = list(zip(*result.runs["head"], strict=True))
+    same = sum(before.answer.text == after.answer.text for before, after in pairs)
+    yield f"Answers of {MODEL}, which are the same text for {same} of {counted(len(pairs), 'question')}:"
+    for pair in sorted(pairs, key=lambda pair: pair[0].messages == pair[1].messages)[:_SHOWN_ANSWERS]:
+        yield f"\n{pair[0].turn.question.text}"
+        for name, each in zip(_COLUMNS, pair, strict=False):
+            computed = (each.answer.prompt_tokens or 0) - (each.answer.cached_tokens or 0)
+            cut = f" [cut at {ANSWER_TOKENS} tokens]" if each.answer.finish_reason == "length" else ""
+            text = " ".join((each.answer.text or "").split())
+            yield f"  {name}, {computed:,} tokens computed, {1e3 * each.ttft:,.0f} ms: {text}{cut}"
 
 
 def _workload(text: DemoText) -> list[str]:
@@ -91,7 +143,7 @@ def _workload(text: DemoText) -> list[str]:
     different = {frozenset(content_words(question.query)) for question, _ in text.turns}
     asked = (
         f"{number} questions ({len(different)} different) of {len({question.user for question, _ in text.turns})} users"
-        f" in {len(by_conversation)} conversations about {subject}; BM25 finds the {PASSAGES} best of {passages}."
+        f" in {len(by_conversation)} conversations about {subject}; BM25 finds the {text.passages} best of {passages}."
         f" Of these, {by_anyone / number:.0%} were found for an earlier question too, {in_conversation / number:.0%} in"
         " the same conversation."
     )
@@ -116,6 +168,11 @@ class _ArmTotals(NamedTuple):
     hit_ratio: float | None
     ttfts: list[float]
     """Milliseconds, ascending."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the totals, with percentiles in place of the times."""
+        times = {f"ttft_p{share}_ms": round(_percentile(self.ttfts, share), 1) for share in (50, 95)}
+        return {**{name: value for name, value in self._asdict().items() if name != "ttfts"}, **times}
 
 
 def _totals(served: Sequence[ServedTurn]) -> _ArmTotals:
@@ -170,6 +227,18 @@ def _notes(result: DemoResult, options: DemoOptions) -> list[str]:
         f" {sum(plan.order_annotation is not None for plan in plans)} have a note that names the most relevant passage."
         " Whether answers stay as good is up to your model's use of that note. Measure it: warmprefix quality run."
     )
+    if options.model:
+        stopped = ""
+        if len(plans) < options.number:
+            stopped = f" Stopped after {MODEL_SECONDS:.0f} s, before {options.number} questions were asked."
+        return [
+            f"Real: {MODEL} ({LICENCE}) on llama.cpp, {counted(LOCAL_THREADS, 'thread')}, no GPU. The engine reported"
+            " the tokens, and the times are this machine's. Each column has a server of its own, which was empty; they"
+            f" answered the same questions in turn, each question without a history.{stopped}",
+            "The model is small: expect many wrong answers in both columns. It shows what the engine computes and how"
+            " long that takes, not how well a model reads.",
+            order,
+        ]
     if options.endpoint is None:
         return [
             "Emulated: the engines, one for each column. No model runs; the cache follows vLLM's rules, with KV blocks"

@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from warmprefix_tools.demo.documents import Passage
-from warmprefix_tools.demo.questions import QuestionWording, UserQuestion, Wordings, ask_about
+from warmprefix_tools.demo.questions import USERS, QuestionWording, UserQuestion, Wordings, ask_about
 from warmprefix_tools.retriever import content_words
 
 __all__ = ["Subject", "ask_about_documents", "subjects"]
@@ -39,13 +39,15 @@ def subjects(passages: Sequence[Passage]) -> list[Subject]:
     return [subject for subject in found if subject.phrases]
 
 
-def ask_about_documents(about: Sequence[Subject], questions: int, seed: int) -> tuple[UserQuestion, ...]:
+def ask_about_documents(
+    about: Sequence[Subject], questions: int, seed: int, users: int = USERS
+) -> tuple[UserQuestion, ...]:
     """Return this number of questions, as `ask_about` does; a topic is a document, or several short ones in a row.
 
     A question is a phrase of its passage. The query of a follow-up names the passage's title too.
     """
     return ask_about(
-        _topics(about), Wordings(_first, _follow_up, lambda other, previous: _follow_up(other)), questions, seed
+        _topics(about), Wordings(_first, _follow_up, lambda other, previous: _follow_up(other)), questions, seed, users
     )
 
 

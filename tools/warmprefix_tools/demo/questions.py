@@ -12,9 +12,10 @@ from typing import Generic, TypeVar
 from warmprefix_tools.demo.corpus import LibraryEntry
 from warmprefix_tools.retriever import content_words
 
-__all__ = ["QuestionWording", "UserQuestion", "Wordings", "ask", "ask_about"]
+__all__ = ["USERS", "QuestionWording", "UserQuestion", "Wordings", "ask", "ask_about"]
 
-_USERS = 40
+USERS = 40
+"""Users of a session, unless it is told otherwise."""
 _INTERESTS = 4
 _MOST_TURNS = 4
 _LEAST_ENTRIES_OF_A_TOPIC = 3
@@ -58,17 +59,19 @@ class Wordings(Generic[T]):
     """Questions that move on to the first subject from the second."""
 
 
-def ask(entries: Sequence[LibraryEntry], questions: int, seed: int) -> tuple[UserQuestion, ...]:
+def ask(entries: Sequence[LibraryEntry], questions: int, seed: int, users: int = USERS) -> tuple[UserQuestion, ...]:
     """Return this number of questions about the standard library, as `ask_about` does; a topic is a module."""
     topics: dict[str, list[LibraryEntry]] = {}
     for entry in entries:
         topics.setdefault(entry.module, []).append(entry)
     large = [topic for topic in topics.values() if len(topic) >= _LEAST_ENTRIES_OF_A_TOPIC]
-    return ask_about(large, Wordings(_first_wordings, _follow_up_wordings, _wordings_about_another), questions, seed)
+    return ask_about(
+        large, Wordings(_first_wordings, _follow_up_wordings, _wordings_about_another), questions, seed, users
+    )
 
 
 def ask_about(
-    topics: Sequence[Sequence[T]], wordings: Wordings[T], questions: int, seed: int
+    topics: Sequence[Sequence[T]], wordings: Wordings[T], questions: int, seed: int, users: int = USERS
 ) -> tuple[UserQuestion, ...]:
     """Return this number of questions in order of arrival; the same for the same topics, wordings and seed.
 
@@ -80,16 +83,18 @@ def ask_about(
     """
     rng = random.Random(seed)  # noqa: S311 - a simulation
     popular = _Popularity([_Popularity(topic, rng) for topic in topics], rng)
-    users = [[popular.draw(rng) for _ in range(_INTERESTS)] for _ in range(_USERS)]
+    interests = [[popular.draw(rng) for _ in range(_INTERESTS)] for _ in range(users)]
 
     asked: set[frozenset[str]] = set()
     arrivals: list[tuple[float, UserQuestion]] = []
     start = 0.0
     for conversation in count():
         start += rng.expovariate(1)
-        time, user = start, rng.randrange(_USERS)
+        time, user = start, rng.randrange(users)
         turns = min(rng.randint(1, _MOST_TURNS), questions - len(arrivals))
-        for turn, wording in enumerate(_conversation(rng.choice(users[user]), wordings, turns, asked, rng), start=1):
+        for turn, wording in enumerate(
+            _conversation(rng.choice(interests[user]), wordings, turns, asked, rng), start=1
+        ):
             arrivals.append((time, UserQuestion(user, conversation, turn, wording.text, wording.query)))
             time += rng.expovariate(1 / _THINKING_TIME)
         if len(arrivals) == questions:

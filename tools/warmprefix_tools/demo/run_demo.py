@@ -8,12 +8,23 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from warmprefix.errors import MissingExtraError
 from warmprefix_openai.outputs import OutputError, check_writable, standard_output
-from warmprefix_tools.console import progress_bar, report_console, write_text
+from warmprefix_tools.console import progress_bar, report_console, write_json, write_text
 from warmprefix_tools.demo.demo_options import DEFAULT_PAGE, DemoOptions
-from warmprefix_tools.demo.demo_report import TITLE, demo_page, print_report
+from warmprefix_tools.demo.demo_report import TITLE, demo_fields, demo_page, print_report
 from warmprefix_tools.demo.documents import LIMITS
-from warmprefix_tools.demo.session import DemoResult, DemoText, prepare_session, run_session
+from warmprefix_tools.demo.servers import LOCAL_THREADS
+from warmprefix_tools.demo.session import MODEL_SECONDS, DemoResult, DemoText, prepare_session, run_session
+from warmprefix_tools.local.llama_server import check_llama_cpp
+from warmprefix_tools.local.weights import MODEL, fetch_weights
+from warmprefix_tools.option_checks import output_files
+from warmprefix_tools.report.amounts import counted
+
+try:
+    from rich.console import Console
+except ImportError as exc:
+    raise MissingExtraError("cli", "rich") from exc
 
 __all__ = ["run_demo"]
 
@@ -27,10 +38,13 @@ def run_demo(options: DemoOptions) -> None:
         DemoError: The text cannot be read, or the server does not answer.
         OutputError: The file that the options name cannot be written.
     """
-    if options.html_file is not None:
-        check_writable(options.html_file)
+    for file in output_files({"--html": options.html_file, "--json": options.json_file}):
+        check_writable(file)
+    if options.model:
+        _prepare_model(options)
     reading = "" if options.documents is None else f"Reading at most {LIMITS} ... "
-    with progress_bar(f"{reading}Asking {options.questions} questions, 4 times each ...", name_width=24) as progress:
+    times = 2 if options.model else 4
+    with progress_bar(f"{reading}Asking {options.number} questions, {times} times each ...", name_width=24) as progress:
 
         def announce(name: str, steps: int) -> Callable[[], None]:
             task = progress.add_task(name, total=steps)
@@ -43,11 +57,12 @@ def run_demo(options: DemoOptions) -> None:
             result = asyncio.run(_session(options, text, announce))
         except asyncio.CancelledError:
             raise KeyboardInterrupt from None
-    console = report_console(None)
+    console = report_console(options.json_file)
     if not console.is_terminal:
         console.width = _PLAIN_WIDTH
     with standard_output():
         print_report(result, options, console)
+        write_json(options.json_file, demo_fields(result, options))
         page = options.html_file
         if page is None and _is_free(DEFAULT_PAGE):
             page = DEFAULT_PAGE
@@ -62,6 +77,18 @@ def run_demo(options: DemoOptions) -> None:
             console.print(f"The same with charts: {page.resolve()}", soft_wrap=True, markup=False, highlight=False)
         else:
             console.print(f"No page was written: {DEFAULT_PAGE} cannot be. Name another file with --html.")
+
+
+def _prepare_model(options: DemoOptions) -> None:
+    """Announce size and time, then fetch the model on this machine."""
+    check_llama_cpp()
+    console = Console(stderr=True, highlight=False)
+    console.print(
+        f"{MODEL} answers {options.number} questions twice, on {counted(LOCAL_THREADS, 'thread')} of this machine. The"
+        f" last question is asked {MODEL_SECONDS / 60:g} minutes after the first one at the latest.",
+        soft_wrap=True,
+    )
+    fetch_weights(lambda line: console.print(line, soft_wrap=True, markup=False))
 
 
 async def _session(

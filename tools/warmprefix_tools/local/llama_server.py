@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from warmprefix.errors import MissingExtraError
 from warmprefix_tools.local import LocalModelError
 from warmprefix_tools.local.weights import MODEL, fetch_weights
 
-__all__ = ["LocalModel"]
+__all__ = ["LocalModel", "check_llama_cpp"]
 
 _PROGRAM = Path(__file__).with_name("llama_process.py")
 _PLATFORMS = {("Linux", "x86_64"), ("Linux", "aarch64"), ("Darwin", "arm64"), ("Windows", "AMD64")}
@@ -71,6 +72,7 @@ class LocalModel:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
+            env={"OMP_WAIT_POLICY": "passive", **os.environ},  # spinning threads stop each other on a busy machine
             start_new_session=True,  # Ctrl-C is for this process, which then ends the server
             creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),  # the same, on Windows
         )
