@@ -23,13 +23,13 @@ class TokenUsage(NamedTuple):
     cached_tokens: int | None = None
     """Of the prompt, tokens that a cache held; never more than `prompt_tokens`."""
     written_tokens: int | None = None
-    """Of the prompt, tokens written to a cache at a price."""
+    """Of the prompt, tokens written to a cache, for which hosted APIs have a price."""
     completion_tokens: int | None = None
     """Tokens of the answer."""
 
     @property
     def uncached_tokens(self) -> int | None:
-        """Tokens of the prompt that were neither read nor written at a price; None if the cached ones are unknown."""
+        """Tokens of the prompt that were neither read nor written; None if the cached ones are unknown."""
         if self.prompt_tokens is None or self.cached_tokens is None:
             return None
         return self.prompt_tokens - self.cached_tokens - (self.written_tokens or 0)
@@ -55,7 +55,6 @@ _VOCABULARIES = (
     # LiteLLM, Portkey and others translate Anthropic's answers, with both APIs' names. Some translate the total too.
     _Vocabulary(("prompt_tokens",), _ANTHROPIC_READ, _ANTHROPIC_WRITTEN, "either", "total_tokens"),
     # OpenAI's chat and those who follow it: vLLM, SGLang, xAI, Groq, Mistral, OpenRouter, Qwen; DeepSeek, Moonshot.
-    # vLLM's `created_cache_tokens` are left out: they have no price.
     _Vocabulary(
         ("prompt_tokens", "promptTokens"),
         (
@@ -65,6 +64,7 @@ _VOCABULARIES = (
         (
             *("prompt_tokens_details/cache_write_tokens", "prompt_tokens_details/cache_creation_tokens"),
             *("prompt_tokens_details/cache_creation_input_tokens", "cache_write_tokens"),
+            "prompt_tokens_details/created_cache_tokens",  # vLLM from 0.33 on, which charges nothing
         ),
         total="total_tokens",
     ),

@@ -88,7 +88,7 @@ METRICS = (
     # -- reports of the engine
     _counter("reports", "{answer}", "Answers for which the engine reported the number of cached tokens."),
     _counter("reported_cached_tokens", "{token}", "Prompt tokens reported as cached, over all reports."),
-    _counter("reported_written_tokens", "{token}", "Prompt tokens reported as written to the cache at a price."),
+    _counter("reported_written_tokens", "{token}", "Prompt tokens reported as written to the cache."),
     _counter("reported_uncached_tokens", "{token}", "All other prompt tokens of these reports."),
     _counter("compared_reports", "{answer}", "Reports on answers whose cached tokens had been predicted."),
     _counter("predicted_cached_tokens", "{token}", "Prompt tokens predicted as cached, over all compared reports."),

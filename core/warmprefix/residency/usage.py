@@ -67,7 +67,7 @@ class EngineReport:
     profile: CacheProfile | None = None
     """Where the engine's cache can match, if its metrics show that."""
     written_tokens: int | None = None
-    """Prompt tokens written to the cache at a price, if the API reports them."""
+    """Prompt tokens written to the cache, if the API reports them."""
 
 
 class UsageComparison(NamedTuple):
