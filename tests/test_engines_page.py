@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 
+from result_files import read_rows
 from warmprefix import ContextBlock
 from warmprefix.cache_profiles import as_profile
 from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer
 
 PAGE = (Path(__file__).parents[1] / "docs/engines.md").read_text(encoding="utf-8")
 MODEL = EmulatorConfig().model
+EMULATOR = ("warmprefix-emulator", "any")
 INSTANT: dict[str, Any] = {"prefill_rate": math.inf, "decode_rate": math.inf, "base_ttft_ms": 0}
 PASSAGES = [f"Passage {n}. " + f"The function number {n} opens a file and reads it. " * 12 for n in range(6)]
 
@@ -83,6 +85,13 @@ def test_hosted_apis(start: Start, retrieved: Any) -> None:
     assert (marks.refused, marks.errors) == (0, 0)
     planner = run("OpenAI", names)["planner"]
     assert (planner.profile.name, planner.profile.isolation) == ("openai", "prompt_cache_key")
+
+
+def test_each_engine_with_a_contract_is_listed_with_its_version() -> None:
+    page = (Path(__file__).parents[1] / "docs/compatibility.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| (\S+?),? (?:by xllamacpp )?([\d.]+)[^|]*\| \[contract\]", page, re.MULTILINE)
+    recorded = {(row["engine"], row["version"]) for row in read_rows("engine_contract")}
+    assert sorted((name.lower(), version) for name, version in listed) == sorted(recorded - {EMULATOR})
 
 
 def test_the_named_profiles_exist() -> None:
