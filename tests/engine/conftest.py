@@ -13,14 +13,16 @@ from openai import OpenAI
 
 from common import zipf_requests
 from engine_client import EngineClient
-from vllm_server import FOLDER, EngineUnavailableError, VllmServer, prepare
+from vllm_server import FOLDER, EngineUnavailableError, VllmServer
 from warmprefix import ContextBlock, ContextPlanner
 from warmprefix.plan import ContextPlan
 from warmprefix_kv_events.spans import EngineTokenizer
 from warmprefix_openai import EngineLink, messages_for
 
-KV_BLOCKS = 320
-"""Of 32 tokens each: room for about 15 prompts of these tests, so that most prompts are evicted again."""
+KV_BLOCKS = 1_024
+"""Of 32 tokens each: room for some 40 prompts of these tests, so that long runs evict."""
+MODEL = "smollm2-1"
+"""The tokenizer and the chat template of a real model, and its first layer: counts do not depend on the others."""
 PREAMBLE = "You answer from the context."
 QUESTION = "What is in it?"
 WORDS = (
@@ -36,10 +38,10 @@ def only_server() -> Iterator[VllmServer]:
     if FOLDER not in os.environ:
         pytest.skip(f"{FOLDER} must be set to a folder with vLLM, or to install it in")
     try:
-        prepare()
+        server = VllmServer(MODEL, kv_blocks=KV_BLOCKS, arguments=["--trust-request-chat-template"])
     except EngineUnavailableError as error:
         pytest.skip(str(error))
-    with VllmServer("tiny", kv_blocks=KV_BLOCKS) as server:
+    with server:
         yield server
 
 
@@ -65,10 +67,10 @@ def link(planner: ContextPlanner) -> Iterator[EngineLink]:
 
 @pytest.fixture(scope="session")
 def passages(only_server: VllmServer) -> list[ContextBlock]:
-    """Return passages of 70 to 170 tokens each, by the engine's own count."""
+    """Return passages of 60 to 150 tokens each, by the engine's own count."""
     engine = EngineClient(only_server.base_url, only_server.model)
     rng = random.Random(0)
-    texts = [" ".join(rng.choices(WORDS, k=rng.randint(30, 70))) for _ in range(120)]
+    texts = [" ".join(rng.choices(WORDS, k=rng.randint(50, 140))) for _ in range(120)]
     return [
         ContextBlock(text, id=number, tokens=engine.count_tokens(f"[{number}] {text}\n\n"))
         for number, text in enumerate(texts)

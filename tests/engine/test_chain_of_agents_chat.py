@@ -15,7 +15,8 @@ plugin: Any = pytest.importorskip("warmprefix_chain_of_agents", reason="runs in 
 
 pytestmark = pytest.mark.vllm
 
-FEW = {"max_tokens": 8}
+FEW = {"max_tokens": 8, "extra_body": {"allowed_token_ids": [4626]}}
+"""Answers of one word, "river": a single layer of a model may say nothing but line breaks."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The planner's prediction after a real engine is reset or killed."""
+"""The planner's prediction after a real engine is killed. `test_contract` has an emptied cache, and tenants."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from redis_servers import wait_until
-from vllm_server import BLOCK_SIZE, VllmServer
+from vllm_server import VllmServer
 from warmprefix import ContextBlock, ContextPlanner
 from warmprefix.plan import ContextPlan
 from warmprefix_kv_events.kv_feed import KvEventFeed
@@ -43,26 +43,6 @@ def predict(planner: ContextPlanner, passages: list[ContextBlock]) -> Predict:
     return predicted
 
 
-def wait_until_found(planner: ContextPlanner, prompts: int) -> None:
-    wait_until(lambda: planner.stats().feed.prompts == prompts, f"{prompts} prompts are found among the events")
-
-
-def test_a_reset_is_received(server: VllmServer, planner: ContextPlanner, serving: Serving, predict: Predict) -> None:
-    with serving(planner) as serve:
-        serve(ONE)
-        wait_until_found(planner, 1)
-        held = predict(ONE)
-        server.reset_prefix_cache()
-        serve(OTHER)  # the engine publishes a reset in its next step
-        wait_until(lambda: predict(ONE) == 0, "the reset is received")
-        plan, cached = serve(ONE)
-        again, cached_again = serve(ONE)
-    assert held > 0
-    assert (plan.resident_tokens, cached // BLOCK_SIZE) == (0, 0)
-    assert abs(again.resident_tokens - cached_again) <= again.blocks[-1].block.tokens + 2 * BLOCK_SIZE
-    assert cached_again > 0
-
-
 def test_a_killed_engine_starts_with_an_empty_cache(
     server: VllmServer, planner: ContextPlanner, serving: Serving, predict: Predict, requests: list[list[int]]
 ) -> None:
@@ -86,19 +66,3 @@ def test_a_killed_engine_starts_with_an_empty_cache(
     assert stats.open_plans == 0
     too_much = sorted(plan.resident_tokens - cached for plan, cached in served)
     assert too_much[18] <= max(block.block.tokens for plan, _ in served for block in plan.blocks)
-
-
-def test_tenants_share_nothing(planner: ContextPlanner, serving: Serving, predict: Predict) -> None:
-    with serving(planner) as serve:
-        first, cached = serve(ONE, "acme")
-        assert cached == 0
-        wait_until_found(planner, 1)
-        assert predict(ONE, "acme") > 0
-        assert predict(ONE, "umbrella") == predict(ONE) == 0
-        other, cached = serve(ONE, "umbrella")
-        assert cached == 0, "it found what another tenant's request had cached"
-        _, without_tenant = serve(ONE)
-        assert without_tenant == 0
-        again, cached = serve(ONE, "acme")
-        assert cached > 0
-    assert first.cache_salt == again.cache_salt != other.cache_salt

@@ -71,12 +71,34 @@ def test_a_stream_reports_usage_without_showing_it_to_the_application(
     assert stats.reported_cached_tokens > 0
 
 
+WITHOUT_SYSTEM_ROLE = (
+    "{% for message in messages %}"
+    "{% if message.role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "{{ message.role }}: {{ message.content }}\n{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"temperature": -1}, "temperature"),
+        ({"extra_body": {"chat_template": WITHOUT_SYSTEM_ROLE}}, "System role not supported"),
+    ],
+)
 def test_a_refused_request_is_not_learned(
-    server: VllmServer, planner: ContextPlanner, link: EngineLink, client: OpenAI, passages: list[ContextBlock]
+    options: dict[str, Any],
+    error: str,
+    server: VllmServer,
+    planner: ContextPlanner,
+    link: EngineLink,
+    client: OpenAI,
+    passages: list[ContextBlock],
 ) -> None:
-    plan = planner.plan(passages[:6])
-    with link.sending(plan), pytest.raises(BadRequestError):
-        client.chat.completions.create(**request_for(server, plan, temperature=-1))
+    plan = planner.plan(passages[:6], preamble="Be brief.")
+    call = request_for(server, plan, **options)
+    call["messages"] = messages_for(plan, "What is it?", preamble="Be brief.")
+    with link.sending(plan), pytest.raises(BadRequestError, match=error):
+        client.chat.completions.create(**call)
     assert planner.stats().commits == 0
     assert planner.stats().open_plans == 0
 
