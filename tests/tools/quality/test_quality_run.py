@@ -352,10 +352,9 @@ def test_an_arm_that_raises_stops_the_run(reader: EmulatorServer, tmp_path: Path
     prompts = prompts_of([f"{__name__}:broken", "relevance"], list(made_up_questions(30)))
     mine = [prompt for prompt in prompts if prompt.arm != "relevance"]
     with AnswerStore(tmp_path / "a") as store:
+        watch = RunWatch({"relevance": "relevance"}, [], 0.01)
         with pytest.raises(EndpointError, match="broken raised KeyError"):
-            asyncio.run(
-                ask_all(mine, store, options, RunWatch({"relevance": "relevance"}, [], 0.01), lambda remaining: None)
-            )
+            asyncio.run(ask_all(mine, store, options, watch, lambda remaining: None, lambda sentence: None))
         assert store.done() == set()
 
 

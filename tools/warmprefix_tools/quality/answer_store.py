@@ -171,7 +171,25 @@ class AnswerStore:
             return support
         return stored
 
-    def _noted(self, name: str, value: str) -> Any:
+    def note_engine(self, engine: Mapping[str, Any]) -> None:
+        """Store which model the endpoint serves, or check that it is the one of the run's earlier parts.
+
+        `software`, the version of the engine, may change.
+
+        Raises:
+            StoreFileError: It is another model.
+        """
+        stored = self._noted("engine", engine)
+        changed = {
+            name: f"{stored.get(name)} before, {engine.get(name)} now"
+            for name in sorted({*stored, *engine} - {"software"})
+            if stored.get(name) != engine.get(name)
+        }
+        if changed:
+            what = "; ".join([f"{name}: {values}" for name, values in changed.items()])
+            raise StoreFileError(f"{self.path} has the answers of another model ({what}): choose another file")
+
+    def _noted(self, name: str, value: Any) -> Any:
         """Return what is stored under a name; store the value if there is nothing."""
         self._file.execute("INSERT OR IGNORE INTO run VALUES (?, ?)", [name, json.dumps(value)])
         return json.loads(self._file.execute("SELECT value FROM run WHERE name = ?", [name]).fetchone()[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple, TypeVar
 
@@ -14,6 +14,7 @@ from warmprefix_requests.usage import TokenUsage, token_usage
 from warmprefix_tools.quality.answer_store import AnswerStore, CallKey, GivenAnswer, Judgement
 from warmprefix_tools.quality.arms import ArmPrompt
 from warmprefix_tools.quality.cache_probe import SaltSupport, probe_cache
+from warmprefix_tools.quality.conversations import Messages
 from warmprefix_tools.quality.quality_options import EndpointOptions, QualityJudgeOptions, QualityOptions
 from warmprefix_tools.quality.questions import EvidenceQuestion
 from warmprefix_tools.quality.scores import citations, normalized
@@ -30,6 +31,8 @@ __all__ = ["EndpointError", "ask_all", "judge_all"]
 _TIMEOUT_SECONDS = 600.0
 _MOST_FAILURES = 20
 """After this many failed calls in a row, the endpoint counts as down."""
+_ABOUT_MODEL = ("owned_by", "root", "n_params", "size", "ftype")
+"""Fields in the list of models that other weights change, and a restart does not."""
 _SEED = 0
 _JUDGE_PROMPT = """\
 Compare two answers to a question.
@@ -67,6 +70,7 @@ async def ask_all(
     options: QualityOptions,
     watch: RunWatch,
     progress: Callable[[int], None],
+    tell: Callable[[str], None],
 ) -> None:
     """Ask what the store has no answer to, and store each answer as it comes.
 
@@ -82,8 +86,10 @@ async def ask_all(
         options: The endpoint and the model.
         watch: Gets the stored answers, and each new one.
         progress: Called after each call with the number of calls that are left.
+        tell: Called with each sentence that the user should read before the calls.
 
     Raises:
+        StoreFileError: The endpoint serves another model than when the run began.
         EndpointError: 20 calls failed in a row, each after two retries, or the endpoint refuses the key or the model,
             or calls are left because they failed.
     """
@@ -99,7 +105,12 @@ async def ask_all(
     if not waiting or watch.is_certain:
         return
     salt = store.salt()
-    is_salted = store.note_salts(await _salt_support(prompts, options, salt)) == "kept"
+    endpoint = await _first_contact(prompts, options, salt)
+    if endpoint.engine is not None:
+        store.note_engine(endpoint.engine)
+    for sentence in endpoint.sentences(options):
+        tell(sentence)
+    is_salted = store.note_salts(endpoint.salts) == "kept"
     salts = {arm: f"{salt}-{number}" for number, arm in enumerate({prompt.arm: None for prompt in prompts})}
 
     def asked() -> Iterator[tuple[CallKey, ArmPrompt]]:
@@ -110,32 +121,93 @@ async def ask_all(
 
     async def make(client: openai.AsyncOpenAI, call: tuple[CallKey, ArmPrompt]) -> None:
         key = call[0]
-        answer = await _ask(client, options, *call, f"{salts[key.arm]}-{key.repeat}" if is_salted else None)
+        prompt = call[1]._replace(messages=endpoint.messages(call[1].messages))
+        answer = await _ask(client, options, key, prompt, f"{salts[key.arm]}-{key.repeat}" if is_salted else None)
         store.add(answer)
         watch.add(answer)
 
     await _call_all(asked(), len(waiting), options, make, progress)
 
 
-async def _salt_support(prompts: Sequence[ArmPrompt], options: QualityOptions, salt: str) -> SaltSupport:
-    """Return what the engine does with salts, found out with a prompt of middle length."""
+class _Endpoint(NamedTuple):
+    """What the first calls show of an endpoint."""
+
+    salts: SaltSupport = "unreported"
+    has_system_role: bool = True
+    engine: Mapping[str, Any] | None = None
+    """Names the model that is served; None if the endpoint does not answer."""
+    keeps_slots: bool = False
+    """True if it is llama.cpp, which keeps one prompt per slot."""
+
+    def messages(self, messages: Messages) -> Messages:
+        """Return the messages as the model's template takes them."""
+        return messages if self.has_system_role else _in_one_role(messages)
+
+    def sentences(self, options: QualityOptions) -> Iterator[str]:
+        """Yield what the user should know."""
+        if not self.has_system_role:
+            yield "The model's chat template has no system role, so the system prompt opens the user's first message."
+        if self.keeps_slots and options.at_once > 1:
+            yield "This is llama.cpp, which keeps one prompt per slot: --at-once 1 reuses more of it."
+
+
+def _in_one_role(messages: Messages) -> Messages:
+    """Return the messages with the text of the system prompt in the user's first one."""
+    first, *others = messages or [{}]
+    if first.get("role") != "system" or not others:
+        return messages
+    return [{**others[0], "content": f"{first['content']}\n\n{others[0]['content']}"}, *others[1:]]
+
+
+async def _first_contact(prompts: Sequence[ArmPrompt], options: QualityOptions, salt: str) -> _Endpoint:
+    """Find out with a prompt of middle length which model answers, and what its engine and its template do."""
     ours = sorted([prompt for prompt in prompts if prompt.run is None], key=lambda each: len(str(each.messages)))
     if not ours:
-        return "unreported"
+        return _Endpoint()
     messages = ours[len(ours) // 2].messages
+    short: dict[str, Any] = {"model": options.model, "max_tokens": 1}
+
+    async def first(messages: Messages) -> ChatCompletion | None:
+        try:
+            return await _complete(client, messages, None, **short)
+        except (_RefusedPromptError, openai.InternalServerError):  # llama.cpp's status for an error in a template
+            return None
 
     async def ask(salt: str | None) -> TokenUsage | None:
         try:
-            answer = await _complete(client, messages, salt, model=options.model, max_tokens=1)
+            return _usage_of(await _complete(client, messages, salt, **short))
         except _RefusedPromptError:
             return None
-        return _usage_of(answer)
 
     async with _client(options) as client:
         try:
-            return await probe_cache(ask, salt)
+            answer, has_system_role = await first(messages), True
+            if answer is None and (merged := _in_one_role(messages)) != messages:
+                answer = await first(merged)
+                if answer is not None:
+                    messages, has_system_role = merged, False
+            if answer is None:
+                return _Endpoint(await probe_cache(ask, salt))
+            keeps_slots = "timings" in (answer.model_extra or {})
+            return _Endpoint(
+                await probe_cache(ask, salt), has_system_role, await _engine(client, options, answer), keeps_slots
+            )
         except (openai.APIError, _FailedCallError):  # if it is down, the calls that follow say so
-            return "unreported"
+            return _Endpoint()
+
+
+async def _engine(client: openai.AsyncOpenAI, options: QualityOptions, answer: ChatCompletion) -> dict[str, Any]:
+    """Return what names the model: as its answers call it, and as the list of models describes it."""
+    found: dict[str, Any] = {"model": answer.model, "software": answer.system_fingerprint}
+    try:
+        listed = [each.model_dump() async for each in client.models.list() if each.id == options.model]
+    except openai.APIError:
+        return found
+    for entry in listed:
+        meta = entry.get("meta")
+        about = {**entry, **(meta if isinstance(meta, dict) else {})}
+        found |= {name: about[name] for name in _ABOUT_MODEL if isinstance(about.get(name), str | int)}
+    return found
 
 
 async def _ask(

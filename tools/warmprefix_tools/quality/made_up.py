@@ -9,7 +9,10 @@ from typing import NamedTuple
 
 from warmprefix_tools.quality.questions import EarlierTurn, EvidenceQuestion
 
-__all__ = ["LANGUAGES", "made_up_questions"]
+__all__ = ["LANGUAGES", "MADE_UP", "made_up_questions"]
+
+MADE_UP = "made-up"
+"""What the names of these sets begin with."""
 
 
 class _Wording(NamedTuple):

@@ -107,6 +107,9 @@ class QualityReportOptions:
         Path | None,
         Option("--positions", metavar="FILE", help="Add this model's right answers by place to a JSON file."),
     ] = None
+    publish_file: Annotated[
+        Path | None, Option("--publish", metavar="FILE", help="Write the numbers, without any text, to publish them.")
+    ] = None
     check: Annotated[
         str, Option(metavar="NAMES", help="Exit with status 1 unless these arms are not worse than the baseline.")
     ] = ""
@@ -116,7 +119,7 @@ class QualityReportOptions:
             scorer_named(self.measure)
         if self.margin is not None:
             _check_margin(self.margin)
-        files = {"--json": self.json_file, "--html": self.html_file}
+        files = {"--json": self.json_file, "--html": self.html_file, "--publish": self.publish_file}
         files |= {"--annotations": self.annotations_file, "--positions": self.positions_file}
         check_files(files, [self.answers])
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import time
 from collections.abc import Sequence
+from datetime import date
 from itertools import islice
 from pathlib import Path
 
@@ -17,9 +19,11 @@ from warmprefix_tools.quality.answer_store import AnswerStore
 from warmprefix_tools.quality.arms import SYSTEM, UNANSWERABLE, ArmPrompt, baseline_of, expanded_arms, prompts_of
 from warmprefix_tools.quality.asking import ask_all, judge_all
 from warmprefix_tools.quality.data_sets import DATA_SETS, cache_folder, data_set_questions
-from warmprefix_tools.quality.made_up import LANGUAGES, made_up_questions
+from warmprefix_tools.quality.made_up import LANGUAGES, MADE_UP, made_up_questions
+from warmprefix_tools.quality.pace import RunPace
 from warmprefix_tools.quality.page import quality_page
 from warmprefix_tools.quality.paired import detectable_difference
+from warmprefix_tools.quality.published import published
 from warmprefix_tools.quality.quality_options import (
     QualityCompareOptions,
     QualityJudgeOptions,
@@ -48,7 +52,7 @@ except ImportError as exc:
 
 __all__ = ["run_quality", "run_quality_compare", "run_quality_judge", "run_quality_report"]
 
-_MADE_UP, _TURNS = "made-up", "turns"
+_TURNS = "turns"
 _CHARACTERS_PER_TOKEN = 4
 
 
@@ -93,6 +97,7 @@ def run_quality(options: QualityOptions) -> None:
         with progress_bar("Asking ...", 8) as progress:
             total = len(prompts) * options.repeats
             task = progress.add_task("calls", total=total, completed=done)
+            pace = RunPace(total - done, time.monotonic(), progress.console.is_terminal)
             has_forecast = False
 
             def show(remaining: int) -> None:
@@ -101,8 +106,10 @@ def run_quality(options: QualityOptions) -> None:
                 if watch.answered >= FORECAST_QUESTIONS and not has_forecast:
                     has_forecast = True
                     progress.console.print(watch.forecast(), highlight=False)
+                if (line := pace.line(remaining, time.monotonic())) is not None:
+                    progress.console.print(line, highlight=False)
 
-            asyncio.run(ask_all(prompts, store, options, watch, show))
+            asyncio.run(ask_all(prompts, store, options, watch, show, progress.console.print))
     if watch.is_certain:
         console.print(f"Stopped after {watch.answered:,} of {len(questions):,} questions: every arm is certain.")
     console.print(f"Next: warmprefix quality report {options.answers}")
@@ -118,7 +125,7 @@ def questions_of(options: QualityOptions) -> list[EvidenceQuestion]:
     if options.data in DATA_SETS:
         return list(islice(data_set_questions(DATA_SETS[options.data], cache_folder()), count))
     name, *parts = options.data.split(":")
-    if name == _MADE_UP:
+    if name == MADE_UP:
         language = next((part for part in parts if part in LANGUAGES), "en")
         turns = _TURNS in parts
         if sorted(parts) not in (sorted([language] * (language in parts) + [_TURNS] * turns), []):
@@ -198,17 +205,21 @@ def run_quality_report(options: QualityReportOptions) -> bool:
         NoAnswersError: It has no answers yet.
         OutputError: A file can't be written.
     """
-    for file in (options.json_file, options.html_file, options.annotations_file, options.positions_file):
+    written = (options.json_file, options.html_file, options.publish_file)
+    for file in (*written, options.annotations_file, options.positions_file):
         if file is not None and file != STDOUT:
             check_writable(file)
     _check_exist(options.answers)
     with AnswerStore(options.answers) as store:
         results = results_of(store, options.measure, None if options.margin is None else options.margin / 100)
+        questions = store.questions()
     missing = set(options.checked_arms) - {arm.arm for arm in results.arms if arm.comparison is not None}
     if missing:
         raise NoAnswersError(f"{options.answers} has no comparison for {', '.join(sorted(missing))}")
     with standard_output():
         write_json(options.json_file, results.as_json())
+        if options.publish_file is not None:
+            write_json(options.publish_file, published(results, questions, date.today()))
         if options.html_file is not None:
             write_text(options.html_file, quality_page(results))
         console = report_console(options.json_file)

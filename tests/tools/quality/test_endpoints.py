@@ -1,0 +1,201 @@
+"""Endpoints that a run must notice: another model, a template without a system role, slots; and the pace of a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+from tests.tools.conftest import Finished
+from tests.tools.quality.conftest import filled
+
+from warmprefix_tools.quality.answer_store import AnswerStore
+from warmprefix_tools.quality.pace import RunPace
+
+Run = Callable[..., Finished]
+LISTED = {
+    "id": "m",
+    "object": "model",
+    "created": 1,
+    "owned_by": "llamacpp",
+    "meta": {"n_params": 134515008, "size": 96576768, "ftype": "Q4_1", "n_ctx": 4096},
+}
+"""An entry of llama.cpp's list of models."""
+NO_SYSTEM = {"error": {"code": 500, "message": "System role not supported", "type": "server_error"}}
+
+
+class Endpoint(ThreadingHTTPServer):
+    """Answers with the shapes of llama.cpp's server."""
+
+    listed: Mapping[str, Any] | None = LISTED
+    answers_as = "m"
+    has_system_role = True
+    answer: Mapping[str, Any] = {"timings": {"cache_n": 0}, "system_fingerprint": "b1-x"}
+
+    def __init__(self) -> None:
+        self.asked: list[Sequence[Mapping[str, Any]]] = []
+        super().__init__(("127.0.0.1", 0), Handler)
+
+    def reply(self, path: str, body: Mapping[str, Any]) -> tuple[int, Mapping[str, Any]]:
+        if path == "/v1/models":
+            return (404, {}) if self.listed is None else (200, {"object": "list", "data": [self.listed]})
+        if not self.has_system_role and any(message["role"] == "system" for message in body["messages"]):
+            return 500, NO_SYSTEM
+        self.asked.append(body["messages"])
+        choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "Oslo"}}
+        usage = {"prompt_tokens": 9, "completion_tokens": 1, "total_tokens": 10}
+        made = {"id": "1", "object": "chat.completion", "created": 1, "model": self.answers_as, "choices": [choice]}
+        return 200, {**made, "usage": usage, **self.answer}
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Endpoint
+
+    def do_POST(self) -> None:
+        self.send(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+
+    def do_GET(self) -> None:
+        self.send({})
+
+    def send(self, body: Mapping[str, Any]) -> None:
+        status, fields = self.server.reply(self.path, body)
+        content = json.dumps(fields).encode()
+        self.send_response(status)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(content)))
+        self.send_header("retry-after", "0")
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name there
+        """Stay silent."""
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Endpoint]:
+    with Endpoint() as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def arguments(endpoint: Endpoint, file: Path, *more: object) -> list[object]:
+    base = f"http://127.0.0.1:{endpoint.server_port}/v1"
+    run = ["quality", "run", "--endpoint", base, "--model", "m", "--answers", file, "--data", "made-up:names"]
+    return [*run, "--arms", "note", *more]
+
+
+@pytest.mark.parametrize(
+    ("changed", "what"),
+    [
+        ({"listed": {**LISTED, "meta": {**LISTED["meta"], "ftype": "Q8_0"}}}, "ftype: Q4_1 before, Q8_0 now"),  # type: ignore[dict-item]
+        ({"listed": {"id": "m", "owned_by": "vllm", "root": "/models/m"}}, "root: None before, /models/m now"),
+        ({"answers_as": "m-2026-11"}, "model: m before, m-2026-11 now"),
+        ({"listed": {**LISTED, "created": 2, "meta": {**LISTED["meta"], "n_ctx": 1}}, "answer": {}}, None),  # type: ignore[dict-item]
+    ],
+)
+def test_another_model_does_not_go_on_with_a_run(
+    endpoint: Endpoint, run: Run, tmp_path: Path, changed: Mapping[str, Any], what: str | None
+) -> None:
+    file = tmp_path / "answers"
+    assert run(*arguments(endpoint, file, "--limit", 3)).returncode == 0
+    with AnswerStore(file) as store:
+        store._file.execute("DELETE FROM answer WHERE arm = 'note'")  # as if the run was stopped
+    for name, value in changed.items():
+        setattr(endpoint, name, value)
+    done = run(*arguments(endpoint, file, "--limit", 3))
+    with AnswerStore(file) as store:
+        answers = len(list(store.answers()))
+    if what is None:
+        assert (done.returncode, answers) == (0, 6)
+    else:
+        assert (done.returncode, answers) == (2, 3)
+        assert "has the answers of another model" in done.stderr
+        assert what in done.stderr
+
+
+def test_an_endpoint_without_a_list_of_models_is_asked(endpoint: Endpoint, run: Run, tmp_path: Path) -> None:
+    endpoint.listed = None
+    assert run(*arguments(endpoint, tmp_path / "answers", "--limit", 3)).returncode == 0
+
+
+def test_without_a_system_role_the_user_gives_the_instruction(endpoint: Endpoint, run: Run, tmp_path: Path) -> None:
+    endpoint.has_system_role = False
+    done = run(*arguments(endpoint, tmp_path / "answers", "--limit", 3, "--system", "Be brief."))
+    assert done.returncode == 0
+    assert "no system role" in done.stderr
+    assert {message["role"] for chat in endpoint.asked for message in chat} == {"user"}
+    assert all(chat[0]["content"].startswith("Be brief.\n\n") for chat in endpoint.asked)
+    with AnswerStore(tmp_path / "answers") as store:
+        assert [answer.problem for answer in store.answers()] == [None] * 6
+
+
+@pytest.mark.parametrize(("at_once", "advised"), [(8, True), (1, False)])
+def test_one_call_at_a_time_is_advised_for_slots(
+    endpoint: Endpoint, run: Run, tmp_path: Path, at_once: int, advised: bool
+) -> None:
+    done = run(*arguments(endpoint, tmp_path / "answers", "--limit", 2, "--at-once", at_once))
+    assert ("--at-once 1" in done.stderr) == advised
+    endpoint.answer = {}
+    assert "--at-once 1" not in run(*arguments(endpoint, tmp_path / "others", "--limit", 2)).stderr
+
+
+def test_a_log_has_the_pace_and_the_time_left(endpoint: Endpoint, run: Run, tmp_path: Path) -> None:
+    done = run(*arguments(endpoint, tmp_path / "answers", "--limit", 15))
+    (line,) = [line for line in done.stderr.splitlines() if "per minute" in line]
+    assert line.startswith("20 calls made, 10 left: ")
+
+
+def test_a_log_gets_a_line_per_minute() -> None:
+    pace, on_terminal = RunPace(6000, 100.0, is_terminal=False), RunPace(6000, 100.0, is_terminal=True)
+    written = [(made, pace.line(6000 - made, 100.0 + made)) for made in range(1, 6001)]
+    lines = {made: line for made, line in written if line is not None}
+    assert list(lines)[:3] == [20, 80, 140]
+    assert lines[20] == "20 calls made, 5,980 left: 60 per minute, about 1 h 40 min more."
+    assert list(lines)[-1] == 5960  # the last call needs no forecast
+    assert lines[5960].endswith("about 1 min more.")
+    shown = [made for made in range(1, 6001) if on_terminal.line(6000 - made, 100.0 + made) is not None]
+    assert shown == [20]
+    assert RunPace(30, 5.0, is_terminal=False).line(10, 5.0) is None  # a clock without progress
+
+
+# -- what is published -------------------------------------------------------------------------------------------------
+
+
+def test_published_numbers_hold_no_text(endpoint: Endpoint, run: Run, tmp_path: Path) -> None:
+    questions = tmp_path / "private questions.jsonl"
+    rows = [
+        {"question": f"Where is {n}?", "answers": ["Oslo"], "passages": [f"{n} is in Oslo.", "x", "y"], "gold": [0]}
+        for n in range(12)
+    ]
+    questions.write_text("\n".join(map(json.dumps, rows)))
+    file = tmp_path / "answers"
+    options = ("--arms", "positions,planned", "--system", "A secret.", "--data", questions)
+    assert run(*arguments(endpoint, file, *options)).returncode == 0
+    assert run("quality", "report", file, "--publish", tmp_path / "public.json").returncode == 0
+    text = (tmp_path / "public.json").read_text()
+    assert not any(word in text for word in ("secret", "private", "Oslo", "Where", "unanswerable", str(tmp_path)))
+    fields = json.loads(text)
+    assert (fields["model"], fields["set"], fields["system"], fields["questions"]) == ("m", "own", "own", 12)
+    about = {"owned_by": "llamacpp", "software": "b1-x"}
+    assert fields["engine"] == {**about, "n_params": 134515008, "size": 96576768, "ftype": "Q4_1"}
+    assert fields["positions"] == {"passages": 3, "right": [1.0, 1.0, 1.0], "questions": [12, 12, 12]}
+    planned = next(arm for arm in fields["arms"] if arm["arm"] == "planned")
+    assert planned["comparisons"]["contains"]["pairs"] == planned["questions"] == 12
+    assert (planned["flips"], planned["saved"], planned["verdict"]) == (0.0, None, "open")
+    assert run("quality", "report", file, "--publish", file).returncode == 2
+
+
+def test_arms_of_the_users_are_not_published(tmp_path: Path, run: Run) -> None:
+    filled(tmp_path / "a", {"relevance": ["right"] * 3, "note": ["x"] * 3, "json:loads": ["x"] * 3})
+    assert run("quality", "report", tmp_path / "a", "--publish", tmp_path / "b").returncode == 0
+    fields = json.loads((tmp_path / "b").read_text())
+    assert [arm["arm"] for arm in fields["arms"]] == ["relevance", "note"]
+    assert fields["set"] == "made-up"
+    assert fields["chance"] == 0.125
+    assert "positions" not in fields
+    assert fields["arms"][1]["comparisons"]["exact"]["losses"] == 3

@@ -1,0 +1,86 @@
+"""What a run showed, in numbers that may be published: no question, passage, answer or prompt. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import date
+from statistics import fmean
+from typing import Any
+
+import warmprefix
+from warmprefix_tools.quality.arms import SYSTEM, arm_number
+from warmprefix_tools.quality.data_sets import DATA_SETS
+from warmprefix_tools.quality.made_up import MADE_UP
+from warmprefix_tools.quality.paired import Comparison
+from warmprefix_tools.quality.questions import EvidenceQuestion
+from warmprefix_tools.quality.results import ArmResult, QualityResults, verdict
+from warmprefix_tools.quality.scores import MEASURES
+
+__all__ = ["published"]
+
+_FORMAT = 1
+_OWN = "own"
+_NAMES = ("model", "root")
+"""What of an engine names files or machines."""
+_DIGITS = 4
+
+
+def published(results: QualityResults, questions: Sequence[EvidenceQuestion], day: date) -> dict[str, Any]:
+    """Return a run's settings and the results of each arm.
+
+    The names of files, functions and prompts of the user's are left out, and so are the arms that they make.
+    """
+    settings = results.settings
+    data = str(settings["data"])
+    known = [question.chance for question in questions if question.chance is not None]
+    fields: dict[str, Any] = {
+        "format": _FORMAT,
+        "model": settings["model"],
+        "set": data if data in DATA_SETS or data.split(":")[0] == MADE_UP else _OWN,
+        "questions": results.questions,
+        "passages": max([len(question.passages) for question in questions], default=0),
+        "chance": round(fmean(known), _DIGITS) if len(known) == len(questions) > 0 else None,
+        "system": "default" if settings.get("system") == SYSTEM else _OWN,
+        **{name: settings.get(name) for name in ("max_tokens", "repeats")},
+        "measure": results.measure if ":" not in results.measure else _OWN,
+        "margin": results.margin,
+        "stops": results.stops,
+        "annotate": results.annotate,
+        "engine": {name: value for name, value in settings.get("engine", {}).items() if name not in _NAMES},
+        "warmprefix": warmprefix.__version__,
+        "date": day.isoformat(),
+        "arms": [_arm(arm, results.margin) for arm in results.arms if ":" not in arm.arm + arm.baseline],
+    }
+    moved = {place: arm for arm in results.arms if (place := arm_number(arm.arm, "gold"))}
+    if results.positions and len(moved) == max(moved):
+        fields["positions"] = {
+            "passages": len(moved),
+            "right": [round(results.positions[place], _DIGITS) for place in sorted(moved)],
+            "questions": [moved[place].answers for place in sorted(moved)],
+        }
+    return fields
+
+
+def _arm(arm: ArmResult, margin: float) -> dict[str, Any]:
+    compared = arm.comparison
+    return {
+        "arm": arm.arm,
+        "baseline": arm.baseline,
+        "questions": arm.answers if compared is None else compared.pairs,
+        "failed": arm.failed,
+        "truncated": arm.truncated,
+        "changed": arm.changed,
+        "scores": {name: round(value, _DIGITS) for name, value in arm.scores._asdict().items()},
+        "verdict": verdict(arm, margin),
+        "flips": None if compared is None else round((compared.wins + compared.losses) / compared.pairs, _DIGITS),
+        "comparisons": {name: dict(_compared(arm.comparisons[name])) for name in MEASURES if name in arm.comparisons},
+        "prompt_tokens": arm.prompt_tokens,
+        "cached_tokens": arm.cached_tokens,
+        "saved": None if arm.saved is None else round(arm.saved, _DIGITS),
+    }
+
+
+def _compared(found: Comparison) -> Iterator[tuple[str, float]]:
+    yield from (("pairs", found.pairs), ("wins", found.wins), ("losses", found.losses))
+    for name in ("difference", "low", "high", "worst", "p_value"):
+        yield name, round(getattr(found, name), _DIGITS)
