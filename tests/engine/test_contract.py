@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,11 @@ from result_files import read_rows
 from vllm_server import VllmServer
 from warmprefix_requests.engine_salts import ENGINES, Engine
 from warmprefix_tools.local import LocalModelError
+from warmprefix_tools.quality.answer_store import AnswerStore
+from warmprefix_tools.quality.cache_probe import PREFILL_PROBLEMS
+from warmprefix_tools.quality.quality_options import QualityOptions
+from warmprefix_tools.quality.results import results_of
+from warmprefix_tools.quality.run_quality import run_quality
 
 ENDPOINTS = os.environ.get("WARMPREFIX_ENDPOINTS", "").split()
 
@@ -52,6 +58,39 @@ def test_the_engine_does_what_is_recorded_of_its_version(endpoint: ContractEndpo
     version = endpoint.kind.version if endpoint.kind.version in versions else max(versions, key=_numbers)
     expected = {row["fact"]: row["value"] for row in mine if row["version"] == version}
     assert {row["fact"]: row["value"] for row in contract_rows(endpoint)} == expected, version
+
+
+def test_a_quality_run_names_prefill_where_salts_separate(endpoint: ContractEndpoint, tmp_path: Path) -> None:
+    """With arms that warm each other's cache, the second one would seem to save nearly everything."""
+    file = tmp_path / "answers"
+    options = QualityOptions(
+        endpoint=endpoint.base_url,
+        model=endpoint.model,
+        answers=file,
+        arms="planned,shuffled",
+        limit=8,
+        max_tokens=1,
+        at_once=1,
+    )
+    run_quality(options)
+    with AnswerStore(file) as store:
+        results = results_of(store, "contains")
+    (salts,) = {
+        row["value"]
+        for row in read_rows("engine_contract")
+        if (row["engine"], row["fact"]) == (endpoint.kind.engine, "salt: chat")
+    }
+    relevance, planned, shuffled = results.arms
+    if salts == "ignored":
+        assert results.prefill_problem == PREFILL_PROBLEMS["ignored"]
+        assert {arm.saved for arm in results.arms} == {None}
+        return
+    assert results.prefill_problem is None
+    assert relevance.cached_tokens is not None
+    assert planned.saved is not None
+    assert shuffled.saved is not None
+    assert relevance.cached_tokens < relevance.prompt_tokens / 2
+    assert -0.1 < shuffled.saved < 0.4
 
 
 def _numbers(version: str) -> list[int]:
