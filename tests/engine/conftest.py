@@ -1,11 +1,17 @@
-"""One real vLLM on the CPU for all tests of a session; each test finds it running with an empty prefix cache."""
+"""Real engines. vLLM on the CPU runs for all tests of a session, and each test finds it with an empty prefix cache.
+
+llama.cpp's own server starts in a second, so each test has one of its own. It serves SmolLM2-135M-Instruct, or the
+first layer of it: what is cached depends on tokens, not on weights.
+"""
 
 from __future__ import annotations
 
 import os
 import random
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -18,6 +24,9 @@ from warmprefix import ContextBlock, ContextPlanner
 from warmprefix.plan import ContextPlan
 from warmprefix_kv_events.spans import EngineTokenizer
 from warmprefix_openai import EngineLink, messages_for
+from warmprefix_tools.local import LocalModelError
+from warmprefix_tools.local.llama_server import LocalModel
+from warmprefix_tools.local.weights import fetch_weights
 
 KV_BLOCKS = 1_024
 """Of 32 tokens each: room for some 40 prompts of these tests, so that long runs evict."""
@@ -31,6 +40,32 @@ WORDS = (
 )
 
 Serve = Callable[..., tuple[ContextPlan, int]]
+
+
+@pytest.fixture(scope="session")
+def weights() -> Path:
+    """Return the small real model, downloaded once."""
+    pytest.importorskip("xllamacpp", reason="llama.cpp's server is in the extra `local`, where there is a build of it")
+    try:
+        return fetch_weights(lambda line: sys.stderr.write(f"{line}\n"))
+    except LocalModelError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def one_layer(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the first layer of the small real model."""
+    pytest.importorskip("gguf")
+    from gguf_layers import first_layers
+
+    return first_layers(weights, tmp_path_factory.mktemp("model") / "one-layer.gguf")
+
+
+@pytest.fixture
+def llama(one_layer: Path) -> Iterator[LocalModel]:
+    """Return llama.cpp's server with one layer, four slots and host memory, as it comes."""
+    with LocalModel(one_layer) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
