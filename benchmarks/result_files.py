@@ -28,7 +28,13 @@ Row = Mapping[str, Any]
 
 
 def read_rows(name: str) -> list[dict[str, Any]]:
-    """Return the rows of `results/NAME.csv`, without the column `run`; none if there is no such file."""
+    """Return the rows of `results/NAME.csv`, without the column `run`; none if there is no such file.
+
+    If `results/NAME` is a folder, its files are those of `warmprefix quality report --publish`: one row per arm.
+    """
+    if (RESULTS / name).is_dir():
+        reports = [json.loads(file.read_text("utf-8")) for file in sorted((RESULTS / name).glob("*.json"))]
+        return [{**report, "arms": len(report["arms"]), **arm} for report in reports for arm in report["arms"]]
     return [{field: value for field, value in row.items() if field != "run"} for row in _read(name)]
 
 

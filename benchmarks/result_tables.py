@@ -20,7 +20,7 @@ __all__ = ["PAGES", "tables", "with_tables"]
 ROOT = Path(__file__).parent.parent
 PAGES = (
     ROOT / "README.md",
-    *(ROOT / "docs" / f"{name}.md" for name in ("results", "batch", "engines", "gateway", "frameworks")),
+    *(ROOT / "docs" / f"{name}.md" for name in ("results", "batch", "engines", "gateway", "frameworks", "quality")),
 )
 MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(\n<!-- end -->)", re.DOTALL)
 
@@ -39,6 +39,9 @@ def tables() -> dict[str, str]:
         "windows": windows(read_rows("window_quality")),
         "gateway": gateway(read_rows("gateway_replicas")),
         "plugins": plugins(read_rows("plugin_hit_ratio")),
+        "models": models(read_rows("models")),
+        "model-sets": model_sets(read_rows("models")),
+        "model-places": model_places(read_rows("models")),
     }
 
 
@@ -197,6 +200,105 @@ def costs() -> str:
 
 def microseconds(row: Row, *keys: str) -> list[str]:
     return [f"{row[key]:,.0f} µs" for key in keys]
+
+
+# -- answers of models -------------------------------------------------------------------------------------------------
+
+_RULE_QUESTIONS, _RULE_SETS = 1000, 2
+_ANNOTATIONS = {"planned": "none", "labels": "labels", "both": "both"}
+
+
+def models(rows: Sequence[Row]) -> str:
+    """Return what each arm changed, model by model, and the annotations that follow from it."""
+    cells = [
+        [
+            row["model"],
+            f"`{row['set']}`",
+            f"`{row['arm']}`",
+            f"{row['questions']:,}",
+            _difference(row["comparisons"]["contains"]),
+            row["verdict"],
+            _difference(row["comparisons"]["f1"]),
+            f"{100 * row['flips']:.1f} %",
+            "unknown" if row["saved"] is None else f"{100 * row['saved']:.1f} %",
+        ]
+        for row in rows
+        if row["arm"] != row["baseline"] and not _place(row)
+    ]
+    header = ("model", "set", "arm", "questions", "points", "verdict", "F1 points", "flips", "prefill saved")
+    unknown = ["any other model", *["unknown"] * (len(header) - 1)]
+    chosen = ", ".join([f"{model}: `{value}`" for model, value in other_defaults(rows).items()])
+    return f"{table(header, [*cells, unknown])}\n\nOther defaults by the rule below: {chosen or 'none'}."
+
+
+def other_defaults(rows: Sequence[Row]) -> dict[str, str]:
+    """Return by model the annotation that `annotate="auto"` should use in place of the note.
+
+    The note is worse, and another annotation is not, in each of two sets or more with 1,000 questions or more.
+    """
+    verdicts: dict[str, dict[str, dict[str, str]]] = {}
+    for row in rows:
+        if row["questions"] >= _RULE_QUESTIONS and row["measure"] == "contains":
+            verdicts.setdefault(row["model"], {}).setdefault(row["set"], {})[row["arm"]] = row["verdict"]
+    found: dict[str, str] = {}
+    for model, sets in verdicts.items():
+        compared = [arms for arms in sets.values() if "note" in arms]
+        if len(compared) < _RULE_SETS or any(arms["note"] != "worse" for arms in compared):
+            continue
+        for arm, value in _ANNOTATIONS.items():
+            if all(arms.get(arm) in ("not worse", "better") for arms in compared):
+                found.setdefault(model, value)
+    return found
+
+
+def model_sets(rows: Sequence[Row]) -> str:
+    """Return how difficult each set is for each model."""
+    return table(
+        ("model", "set", "passages", "questions", "tokens per prompt", "right", "F1", "by chance"),
+        [
+            [
+                row["model"],
+                f"`{row['set']}`",
+                str(row["passages"]),
+                f"{row['questions']:,}",
+                f"{row['tokens_per_prompt']:.0f}",
+                f"{100 * row['scores']['contains']:.1f} %",
+                f"{100 * row['scores']['f1']:.1f} %",
+                "unknown" if row["chance"] is None else f"{100 * row['chance']:.0f} %",
+            ]
+            for row in rows
+            if row["arm"] == "relevance" and "positions" not in row
+        ],
+    )
+
+
+def model_places(rows: Sequence[Row]) -> str:
+    """Return the right answers by the place of the passage with the answer."""
+    profiles = {(row["model"], row["set"]): row["positions"] for row in rows if "positions" in row}
+    most = max([profile["passages"] for profile in profiles.values()], default=0)
+    if not most:
+        return "Not measured yet."
+    return table(
+        ("model", "set", "questions", *[f"place {place}" for place in range(1, most + 1)]),
+        [
+            [
+                model,
+                f"`{name}`",
+                f"{min(profile['questions']):,}",
+                *[f"{100 * share:.1f} %" for share in profile["right"]],
+            ]
+            for (model, name), profile in profiles.items()
+        ],
+    )
+
+
+def _difference(compared: Row) -> str:
+    difference, low, high = (100 * compared[name] for name in ("difference", "low", "high"))
+    return f"{difference:+.1f} ({low:+.1f} to {high:+.1f})"
+
+
+def _place(row: Row) -> bool:
+    return str(row["arm"]).startswith("gold-")
 
 
 if __name__ == "__main__":

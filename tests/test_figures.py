@@ -7,8 +7,9 @@ to the end of its section:
 
     <!-- figures: NAME.csv | given: 20 ms, 5 % | derived: 1.7 = 20.4 / 12.0, 3 = 5.2 - 2.2 -->
 
-The names are those of more result files, or `none` if nothing in the section is measured: settings, limits, examples.
-`given` lists quantities that the measurement was given. `derived` calculates quantities from those in the files.
+The names are those of more result files, `models/` for the folder of published reports, or `none` if nothing in the
+section is measured: settings, limits, examples. `given` lists quantities that the measurement was given. `derived`
+calculates quantities from those in the files.
 """
 
 from __future__ import annotations
@@ -107,7 +108,8 @@ def sections_of(text: str) -> Iterator[Section]:
         for block in re.split(r"\n\s*\n|(?<=-->)\n", part):
             comment = COMMENT.search(block)
             if comment is not None:
-                files = set() if comment["files"] == "none" else set(re.findall(r"([\w-]+)\.csv", comment["files"]))
+                named = set(re.findall(r"([\w-]+)(?:\.csv|/)", comment["files"]))
+                files = set() if comment["files"] == "none" else named
                 derived = [
                     (left.strip(), right.strip())
                     for left, _, right in (each.partition("=") for each in (comment["derived"] or "").split(", "))

@@ -9,7 +9,7 @@ from statistics import fmean
 import pytest
 
 from result_files import read_rows
-from result_tables import MARKED, PAGES, with_tables
+from result_tables import MARKED, PAGES, other_defaults, with_tables
 from result_tables import tables as result_tables
 
 ROOT = Path(__file__).parents[1]
@@ -67,3 +67,28 @@ def test_the_readmes_times_on_a_real_engine_are_those_measured() -> None:
     ):
         assert wording.format(*sorted({min(ratios(mode)), max(ratios(mode))})) in readme
     assert [round(ratio, 2) for ratio in ratios("control")] == [1.0]
+
+
+def test_another_annotation_needs_two_sets_of_a_thousand_questions() -> None:
+    def rows(questions: int, **verdicts: str) -> list[dict[str, object]]:
+        common = {"model": "m", "measure": "contains", "questions": questions}
+        return [
+            {**common, "set": f"set {number}", "arm": arm, "verdict": verdict}
+            for number in range(2)
+            for arm, verdict in verdicts.items()
+        ]
+
+    assert other_defaults(rows(1000, note="worse", planned="not worse", labels="not worse")) == {"m": "none"}
+    assert other_defaults(rows(1000, note="worse", planned="open", labels="better")) == {"m": "labels"}
+    assert other_defaults(rows(999, note="worse", planned="not worse")) == {}
+    assert other_defaults(rows(1000, note="open", planned="better")) == {}
+    assert other_defaults(rows(1000, note="worse", planned="worse, within margin")) == {}
+    assert other_defaults(rows(1000, note="worse", planned="not worse")[:2]) == {}
+
+
+def test_published_reports_hold_no_text() -> None:
+    """The longest texts are names of sets, arms and verdicts."""
+    files = list((ROOT / "benchmarks/results/models").glob("*.json"))
+    assert files
+    for file in files:
+        assert max(map(len, re.findall(r'"([^"]*)"', file.read_text()))) <= 40

@@ -74,6 +74,7 @@ def _arm(arm: ArmResult, margin: float) -> dict[str, Any]:
         "verdict": verdict(arm, margin),
         "flips": None if compared is None else round((compared.wins + compared.losses) / compared.pairs, _DIGITS),
         "comparisons": {name: dict(_compared(arm.comparisons[name])) for name in MEASURES if name in arm.comparisons},
+        "tokens_per_prompt": round(arm.prompt_tokens / max(1, arm.answers + arm.failed), 1),
         "prompt_tokens": arm.prompt_tokens,
         "cached_tokens": arm.cached_tokens,
         "saved": None if arm.saved is None else round(arm.saved, _DIGITS),
