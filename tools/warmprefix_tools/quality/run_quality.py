@@ -324,8 +324,10 @@ def result_table(results: QualityResults) -> Table:
 
 
 def measure_table(results: QualityResults) -> Table:
-    """Return all measures side by side as a table for a terminal: means, and differences with their intervals."""
-    table = plain_table("arm", "words", *MEASURES)
+    """Return all measures side by side as a table for a terminal, with differences, and the prompt tokens."""
+    table = plain_table("arm", "words", *MEASURES, "cached", "computed")
     for arm in results.arms:
-        table.add_row(arm.arm, f"{arm.scores.words:.1f}", *measure_cells(arm))
+        cached = arm.cached_tokens
+        tokens = ("", "") if cached is None else (rounded(cached), rounded(arm.prompt_tokens - cached))
+        table.add_row(arm.arm, f"{arm.scores.words:.1f}", *measure_cells(arm), *tokens)
     return table
