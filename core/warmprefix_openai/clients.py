@@ -36,11 +36,9 @@ def linked_client(writer: LinkWriter, kind: Any, options: Mapping[str, Any]) -> 
     def send(client: Any, request: Any, *, stream: bool = False, **given: Any) -> Any:
         opening = writer.open(request)
         forward = partial(kind.send, client, stream=True, **given)
-        if opening.salted is not None and (refused := _refusal(writer, opening, forward)) is not None:
-            forward = partial(_refused, refused)
         if opening.exchange is None:
-            return forward(opening.request, stream=stream)
-        response = _send(writer.tracker, opening.exchange, opening.request, forward)
+            return _permitted(writer, opening, forward)(opening.request, stream=stream)
+        response = _send(writer, opening, opening.exchange, forward)
         if not stream:
             try:
                 response.read()
@@ -59,11 +57,9 @@ def linked_async_client(writer: LinkWriter, kind: Any, options: Mapping[str, Any
     async def send(client: Any, request: Any, *, stream: bool = False, **given: Any) -> Any:
         opening = writer.open(request)
         forward = partial(kind.send, client, stream=True, **given)
-        if opening.salted is not None and (refused := await _arefusal(writer, opening, forward)) is not None:
-            forward = partial(_arefused, refused)
         if opening.exchange is None:
-            return await forward(opening.request, stream=stream)
-        response = await _asend(writer.tracker, opening.exchange, opening.request, forward)
+            return await (await _apermitted(writer, opening, forward))(opening.request, stream=stream)
+        response = await _asend(writer, opening, opening.exchange, forward)
         if not stream:
             try:
                 await response.aread()
@@ -83,9 +79,11 @@ def _of_sdk(name: str) -> Any:
     return getattr(openai, name)
 
 
-def _send(tracker: PlanTracker, exchange: Exchange, request: Any, forward: Callable[[Any], Any]) -> Any:
+def _send(writer: LinkWriter, opening: Opening, exchange: Exchange, forward: Callable[..., Any]) -> Any:
     """Send a request, and have its exchange read the answer. The caller reads the body of the response."""
+    tracker, request = writer.tracker, opening.request
     try:
+        forward = _permitted(writer, opening, forward)
         _prime(tracker.primer, exchange, request, forward)
         exchange.sending()
         response = forward(request)
@@ -102,10 +100,12 @@ def _send(tracker: PlanTracker, exchange: Exchange, request: Any, forward: Calla
 
 
 async def _asend(
-    tracker: PlanTracker, exchange: Exchange, request: Any, forward: Callable[[Any], Awaitable[Any]]
+    writer: LinkWriter, opening: Opening, exchange: Exchange, forward: Callable[..., Awaitable[Any]]
 ) -> Any:
     """Do the same as `_send`, in a task: cancellation ends the exchange too."""
+    tracker, request = writer.tracker, opening.request
     try:
+        forward = await _apermitted(writer, opening, forward)
         await _aprime(tracker.primer, exchange, request, forward)
         exchange.sending()
         response = await forward(request)
@@ -121,28 +121,30 @@ async def _asend(
     return response
 
 
-def _refusal(writer: LinkWriter, opening: Opening, forward: Callable[..., Any]) -> bytes | None:
-    """Return the error to answer in place of the engine, which is asked whether it takes the request's salt."""
-    assert opening.salted is not None
+def _permitted(writer: LinkWriter, opening: Opening, forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `forward`, or what refuses the request in its place; the engine is asked whether it takes the salt."""
+    if opening.salted is None:
+        return forward
     answers = []
     for question in writer.salts.questions(opening.request):
         response = forward(question, stream=False)
         answers.append(response.content if response.status_code == 200 else b"")
-    if answers:
-        writer.salts.learn(opening.request, answers)
-    return writer.salts.refusal(opening.request, opening.salted)
+    refused = writer.salts.decide(opening.request, opening.salted, answers)
+    return forward if refused is None else partial(_refused, refused)
 
 
-async def _arefusal(writer: LinkWriter, opening: Opening, forward: Callable[..., Awaitable[Any]]) -> bytes | None:
-    """Do the same as `_refusal`, in a task."""
-    assert opening.salted is not None
+async def _apermitted(
+    writer: LinkWriter, opening: Opening, forward: Callable[..., Awaitable[Any]]
+) -> Callable[..., Awaitable[Any]]:
+    """Do the same as `_permitted`, in a task."""
+    if opening.salted is None:
+        return forward
     answers = []
     for question in writer.salts.questions(opening.request):
         response = await forward(question, stream=False)
         answers.append(response.content if response.status_code == 200 else b"")
-    if answers:
-        writer.salts.learn(opening.request, answers)
-    return writer.salts.refusal(opening.request, opening.salted)
+    refused = writer.salts.decide(opening.request, opening.salted, answers)
+    return forward if refused is None else partial(_arefused, refused)
 
 
 def _refused(content: bytes, request: Any, **_: object) -> Any:

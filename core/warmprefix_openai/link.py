@@ -68,8 +68,9 @@ class EngineLink:
             planner: The planner whose plans are sent; it ignores another planner's.
             cache_salt: Send a plan's `cache_salt`, unless the request has one. Plans without a tenant have none.
                 OpenAI's own endpoint, unlike vLLM's and SGLang's, refuses it; with the planner's profile `"openai"`
-                it goes out as `prompt_cache_key`. A feed of KV events gets no tokens of a
-                prompt that went out under another salt than its plan's, or under none.
+                it goes out as `prompt_cache_key`. A tenant's request to an engine that ignores the salt is not sent but
+                answered with status 400. A feed of KV events gets no tokens of a prompt that went out under another
+                salt than its plan's, or under none.
             token_ids: Have the engine return the prompt's tokens, for a feed of its KV events: in the way of `"vllm"`,
                 or of `"sglang"`, which has them for answers in one piece only. Other engines may refuse it.
             primes: For an engine that keeps checkpoints, requests for one token that go out right in front of a chat:

@@ -18,6 +18,7 @@ __all__ = ["SaltCheck"]
 _ENGINE_SECONDS = 60.0
 """Time after which an engine is asked again: another one may run at its address."""
 _MAX_ENGINES = 64
+_UNKNOWN = (Engine(), 0.0)
 _REFUSAL = (
     "warmprefix: this engine ignores cache_salt on this route, or is not known to take it there, so tenants would share"
     " a cache"
@@ -34,24 +35,28 @@ class SaltCheck:
     def questions(self, request: Any) -> list[Any]:
         """Return the requests of httpx that show the engine behind a request; none if it is known."""
         base = _base(request)
-        if base in self._engines and self._clock() < self._engines[base][1]:
+        if self._clock() < self._engines.get(base, _UNKNOWN)[1]:
             return []
         headers = [(name, value) for name, value in request.headers.raw if not name.lower().startswith(b"content-")]
         kind, urls = type(request), (f"{base}/v1/models", f"{base}/version")
         return [kind("GET", url, headers=headers, extensions=request.extensions) for url in urls]
 
-    def learn(self, request: Any, answers: Sequence[bytes]) -> None:
-        """Remember the engine behind a request by the answers to the questions; empty ones stand for none."""
-        if len(self._engines) >= _MAX_ENGINES:
-            self._engines.clear()
-        self._engines[_base(request)] = recognised_engine(*answers), self._clock() + _ENGINE_SECONDS
-
-    def refusal(self, request: Any, route: PromptRoute) -> bytes | None:
+    def decide(self, request: Any, route: PromptRoute, answers: Sequence[bytes] = ()) -> bytes | None:
         """Return the error to answer in place of the engine; None if the request may go out.
 
         If the engine was not recognised, only Messages are refused, because SGLang ignores their salt.
+
+        Args:
+            request: The tenant's request, of httpx.
+            route: Its route.
+            answers: The contents of the answers to the questions, in their order; an empty one stands for none.
         """
-        engine, _ = self._engines.get(_base(request), (Engine(), 0.0))
+        base = _base(request)
+        if answers:
+            if len(self._engines) >= _MAX_ENGINES:
+                self._engines.clear()
+            self._engines[base] = recognised_engine(*answers), self._clock() + _ENGINE_SECONDS
+        engine, _ = self._engines.get(base, _UNKNOWN)
         takes = engine.takes_salt(route)
         if takes or (takes is None and route != "messages"):
             return None

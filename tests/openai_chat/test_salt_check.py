@@ -132,13 +132,44 @@ def test_engines_are_asked_for_salted_requests_only(tenant: str | None, options:
     assert (response.status_code, engine.asked, engine.salts) == (200, [PATHS["messages"]], [None])
 
 
-def test_a_failure_to_reach_the_engine_is_the_requests_own() -> None:
-    class Unreachable(Engine):
-        def answer(self, request: httpx.Request) -> httpx.Response:
-            raise httpx.ConnectError("no engine", request=request)
+@pytest.mark.parametrize("is_async", [False, True], ids=["threads", "tasks"])
+def test_a_failure_to_reach_the_engine_is_the_requests_own(is_async: bool) -> None:
+    """The plan waits for the next attempt, as after any failure."""
 
-    with pytest.raises(httpx.ConnectError):
-        asked(Unreachable("vllm"), "messages")
+    class LateEngine(Engine):
+        def answer(self, request: httpx.Request) -> httpx.Response:
+            if not self.asked:
+                self.asked.append("down")
+                raise httpx.ConnectError("no engine", request=request)
+            return super().answer(request)
+
+    engine = LateEngine("vllm", "0.33.0")
+    transport = httpx.MockTransport(engine.answer)
+    with ContextPlanner() as planner, EngineLink(planner) as link:
+        plan = planner.plan([ContextBlock("A passage.")], tenant="acme")
+        call: dict[str, Any] = {
+            "json": {"model": "m", "max_tokens": 1, "messages": messages_for(plan, "What?")},
+            "headers": {"authorization": "Bearer key", **link.headers(plan)},
+        }
+        url = f"http://engine{PATHS['messages']}"
+
+        async def send() -> None:
+            async with link.async_http_client(httpx.AsyncClient, transport=transport) as client:
+                with pytest.raises(httpx.ConnectError):
+                    await client.post(url, **call)
+                assert (await client.post(url, **call)).status_code == 200
+
+        if is_async:
+            asyncio.run(send())
+        else:
+            with link.http_client(httpx.Client, transport=transport) as client:
+                with pytest.raises(httpx.ConnectError):
+                    client.post(url, **call)
+                assert client.post(url, **call).status_code == 200
+        stats = planner.stats()
+    assert engine.asked == ["down", "/v1/models", "/version", PATHS["messages"]]
+    assert engine.salts == [plan.cache_salt]
+    assert (stats.commits, stats.open_plans) == (1, 0)
 
 
 def test_another_engine_at_the_same_address_is_noticed() -> None:
@@ -149,17 +180,23 @@ def test_another_engine_at_the_same_address_is_noticed() -> None:
         "http://engine/prefix/v1/models",
         "http://engine/prefix/version",
     ]
-    check.learn(request, [b'{"data": [{"owned_by": "vllm"}]}', b'{"version": "0.33.0"}'])
+    assert check.decide(request, "messages", [b'{"data": [{"owned_by": "vllm"}]}', b'{"version": "0.33.0"}']) is None
     assert check.questions(request) == []
-    assert check.refusal(request, "messages") is None
+    assert check.decide(request, "messages") is None
     now = 61.0
     assert len(check.questions(request)) == 2
-    check.learn(request, [b'{"data": [{"owned_by": "sglang"}]}', b""])
-    assert check.refusal(request, "messages") is not None
+    assert check.decide(request, "messages", [b'{"data": [{"owned_by": "sglang"}]}', b""]) is not None
+
+
+@pytest.mark.parametrize("content", [b"\xff", b"[" * 100_000, b"null", b'{"data": 5}'])
+def test_any_answer_decides(content: bytes) -> None:
+    request = httpx.Request("POST", "http://engine/v1/messages")
+    assert SaltCheck().decide(request, "messages", [content, content]) is not None
+    assert SaltCheck().decide(request, "chat", [content, content]) is None
 
 
 def test_memory_is_bounded() -> None:
     check = SaltCheck()
     for number in range(1_000):
-        check.learn(httpx.Request("POST", f"http://engine-{number}/v1/messages"), [b"", b""])
+        check.decide(httpx.Request("POST", f"http://engine-{number}/v1/messages"), "messages", [b"", b""])
     assert len(check._engines) <= 64
