@@ -18,7 +18,13 @@ from warmprefix.cache_profiles import (
     vllm_checkpoints,
 )
 
-ALL = [*PROFILES.values(), vllm_checkpoints(528), vllm_checkpoints(1056, 16), llama_cpp(4)]
+ALL = [
+    *PROFILES.values(),
+    vllm_checkpoints(528),
+    vllm_checkpoints(1056, 16),
+    llama_cpp(4),
+    llama_cpp(1, host_memory=False),
+]
 
 
 @pytest.mark.parametrize("profile", ALL, ids=lambda profile: profile.name)

@@ -111,7 +111,9 @@ class CacheProfile:
     marks: MarkRules | None = None
     """Set for an API that matches only at marks."""
     slots: int | None = None
-    """Set for an engine that keeps the last prompt of each of this many slots, and no other."""
+    """Set for an engine that keeps the last prompt of each of this many slots."""
+    host_memory: bool = False
+    """True if prompts that leave a slot are kept in host memory."""
     minimum_tokens: int = 1
     """Shorter prefixes are not cached."""
     lifetime: float | None = None
@@ -171,13 +173,19 @@ def vllm_checkpoints(block: int, unit: int | None = None) -> CacheProfile:
     )
 
 
-def llama_cpp(slots: int = 1) -> CacheProfile:
-    """Return the profile of llama.cpp's server with this many slots, without prompts in host memory."""
+def llama_cpp(slots: int = 4, *, host_memory: bool = True) -> CacheProfile:
+    """Return the profile of llama.cpp's server, which keeps whole prompts.
+
+    Args:
+        slots: Its option `--parallel`.
+        host_memory: False for `--cache-ram 0`: prompts that leave a slot are not kept.
+    """
     return CacheProfile(
-        f"llama.cpp({slots})",
+        f"llama.cpp({slots})" if host_memory else f"llama.cpp({slots},0)",
         slots=slots,
-        as_of="2026-11-22",
-        source="llama-cpp-python 0.3.36; https://github.com/ggml-org/llama.cpp/tree/master/tools/server",
+        host_memory=host_memory,
+        as_of="2026-11-26",
+        source="llama-server b11549; https://github.com/ggml-org/llama.cpp/tree/master/tools/server",
     )
 
 
@@ -285,7 +293,7 @@ def as_profile(profile: CacheProfile | str) -> CacheProfile:
     found = _WITH_PARAMETERS.fullmatch(profile)
     if found is not None and found[1] == "vllm-checkpoints":
         return vllm_checkpoints(int(found[2]), None if found[3] is None else int(found[3]))
-    if found is not None and found[3] is None:
-        return llama_cpp(int(found[2]))
-    names = ", ".join([*PROFILES, "vllm-checkpoints(BLOCK[,UNIT])", "llama.cpp(SLOTS)"])
+    if found is not None and found[3] in (None, "0"):
+        return llama_cpp(int(found[2]), host_memory=found[3] is None)
+    names = ", ".join([*PROFILES, "vllm-checkpoints(BLOCK[,UNIT])", "llama.cpp(SLOTS[,0])"])
     raise ValueError(f"profile must be one of {names}, got {profile!r}")

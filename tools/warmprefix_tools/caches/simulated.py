@@ -43,7 +43,7 @@ def simulated_cache(
         ValueError: A value is out of range.
     """
     if profile.slots is not None:
-        return SlotCache(profile.slots)
+        return SlotCache(profile.slots, host_memory=profile.host_memory)
     if is_hosted(profile):
         return HostedCache(profile)
     if profile.checkpoints is None:
