@@ -8,7 +8,8 @@ reports the cached tokens of each prompt in whole KV blocks. Prompts of others, 
 it too: evenly, or together, once in 50 requests; and it may restart. *gain*: points of hit ratio with the feature less
 without. *cost*: computed tokens, notes included, less those without it, in %; below 0 is a saving.
 
-- *reports*: the planner receives the engine's cached tokens, or not. It is given the capacity, or learns it from them.
+- *reports*: the planner receives the engine's cached tokens, or not. It is given the
+  capacity, or learns it from them, or starts from the capacity in the engine's metrics.
 - *ttft*: of an engine that reports nothing, the planner receives the time to the first token, or not.
 - *kv_events*: the planner follows the engine's KV events, or not; it receives reports in any case. Here the cache is
   the token-exact one of warmprefix_tools.
@@ -183,6 +184,8 @@ class Report(NamedTuple):
     usage: bool = True
     ttft: bool = False
     feed: bool = False
+    capacity: int | None = None
+    """The capacity in the engine's metrics."""
 
 
 def serve_all(workload: Workload, engine: Engine, report: Report, **options: Any) -> Use:
@@ -207,6 +210,7 @@ def serve_all(workload: Workload, engine: Engine, report: Report, **options: Any
                 prompt_tokens=length if report.usage else None,
                 ttft=seconds if report.ttft else None,
                 prompt_token_ids=None if feed is None else tokens_of(prompt),
+                capacity_tokens=report.capacity,
             ),
         )
         if feed is not None:
@@ -229,9 +233,9 @@ Cases: TypeAlias = Iterator[tuple[str, Use, Use]]
 
 def reports(workload: Workload, capacity: int) -> Cases:
     for others in OTHERS:
-        for name, given in (("given", capacity), ("learned", "auto")):
+        for name, given, stated in (("given", capacity, None), ("learned", "auto", None), ("stated", "auto", capacity)):
             without, with_it = (
-                serve_all(workload, Engine(capacity, others), Report(usage), capacity_tokens=given)
+                serve_all(workload, Engine(capacity, others), Report(usage, capacity=stated), capacity_tokens=given)
                 for usage in (False, True)
             )
             yield f"{others.name}, capacity {name}", without, with_it

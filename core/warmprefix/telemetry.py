@@ -152,10 +152,14 @@ class PlannerStats:
     """
     capacity_source: str = "default"
     """Origin of that number: the planner's `argument`, the engine's `metrics` or `reports`, or the `default`."""
+    engine_model: str = "prefix tree"
+    """What explains the engine's reports best: a `prefix tree`, a `small cache` (or one that others use too),
+    `checkpoints`, `leaves` (whole prompts), `replicas` (hits by chance), or `off`: it caches nothing."""
     profile: str = "full-attention"
     """Name of the cache profile that plans are for."""
     profile_source: str = "default"
-    """Origin of the profile: the planner's `argument`, what the `engine` shows of itself, or the `default`."""
+    """Origin of the profile: the planner's `argument`, what the `engine` shows of itself, its `reports`, or the
+    `default`."""
     feed: FeedStats = _EMPTY_FEED
     """Counts of the residency feed; empty without one."""
 

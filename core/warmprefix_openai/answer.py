@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from warmprefix.cache_profiles import CacheProfile, llama_cpp
 from warmprefix_requests.usage import TokenUsage, reported_usage, token_usage
 
 __all__ = ["AnswerFacts", "AnswerReader", "EventSplitter", "StreamedAnswer", "WholeAnswer", "event_data", "is_stream"]
@@ -155,6 +156,12 @@ class AnswerFacts:
     def tokens(self) -> TokenUsage:
         """The counts of the reported usage."""
         return token_usage(self.usage)
+
+    @property
+    def profile(self) -> CacheProfile | None:
+        """The profile of an engine that is recognised by its answer: llama.cpp's server reports timings."""
+        timings = self.usage.get("timings")
+        return llama_cpp() if isinstance(timings, Mapping) and "cache_n" in timings else None
 
     def read_event(self, event: bytes) -> dict[str, Any] | None:
         """Read one event of a stream and return its JSON object; None if it holds none, as a keep-alive.

@@ -73,4 +73,5 @@ class EngineMetrics:
         """Return the report with what the metrics show, if they were read."""
         if self._tokens is None and self._profile is None:
             return report
-        return replace(report or EngineReport(), capacity_tokens=self._tokens, profile=self._profile)
+        report = report or EngineReport()
+        return replace(report, capacity_tokens=self._tokens, profile=self._profile or report.profile)

@@ -227,5 +227,6 @@ class Exchange:
             facts.ttft,
             token_ids,
             ends,
+            profile=facts.profile,
             written_tokens=tokens.written_tokens,
         )

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from warmprefix.blocks import ContextBlock, pins
 from warmprefix.plan import PlannedBlock
 from warmprefix.prefix import PrefixTree
-from warmprefix.residency import EngineProfile, EngineReport, UsageFeedback
+from warmprefix.residency import EngineProfile, EngineReport, ReuseTree, UsageFeedback
 from warmprefix_routing.members import Member, check_range
 from warmprefix_routing.tenants import TenantState
 
@@ -424,10 +424,12 @@ class ReplicaTenant(TenantState):
         is_current: bool,
         tenant: str | None,
         profile: EngineProfile,
+        served: ReuseTree,
     ) -> bool:
         """Record that a replica holds one or more blocks, in this order, right behind the preamble.
 
-        The `profile` of the replicas learns from the report; with checkpoints a shortfall shows nothing of residency.
+        The `profile` of the replicas learns from the report, given the orders `served` before; with checkpoints a
+        shortfall shows nothing of residency.
         `is_current` means that a feed makes the report superfluous. Returns True if less was held than predicted, and
         the rest of the path is now marked stale.
         """
@@ -443,12 +445,14 @@ class ReplicaTenant(TenantState):
         is_stale = False
         if report.profile is not None:
             profile.learn(report.profile)
+        path = [(tenant, preamble, route.member.name), *keys]
         if comparison is not None:
-            profile.observe((tenant, preamble, route.member.name), keys, comparison.likely_blocks, comparison.actual)
-            is_short = comparison.resident_blocks < expected and profile.current.checkpoints is None
-            is_stale = is_short and not is_current
+            profile.observe(served.visit(path), tokens, comparison, tree.capacity_tokens)
+            held = comparison.likely_blocks + 1  # one may have been miscounted
+            is_stale = held < expected and profile.current.checkpoints is None and not is_current
             if is_stale:
-                tree.mark_stale(keys, comparison.resident_blocks)
+                tree.mark_stale(keys, held)
+        served.insert(path, [0, *tokens])
         tree.insert(keys, tokens)
         self.record(cache)
         return is_stale

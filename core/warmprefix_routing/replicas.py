@@ -13,7 +13,7 @@ from warmprefix.cache_profiles import CacheProfile, vllm_checkpoints
 from warmprefix.errors import NoAgentError
 from warmprefix.plan import ContextPlan, PlannedBlock, Scope
 from warmprefix.prefix import PrefixTree
-from warmprefix.residency import EngineProfile, EngineReport, FoundCheckpoints, ResidencyTarget
+from warmprefix.residency import EngineProfile, EngineReport, FoundCheckpoints, ResidencyTarget, ReuseTree
 from warmprefix_routing.balance import rendezvous_score
 from warmprefix_routing.fleet import Fleet, check_request, listed
 from warmprefix_routing.members import Member, Replica, check_range, check_type
@@ -161,6 +161,7 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
             ValueError: Two replicas have one name, `capacity_tokens` is below 1, or the profile is unknown.
         """
         self._profile = EngineProfile(profile)
+        self._served = ReuseTree()
         bounds = ReplicaBounds() if bounds is None else bounds
         check_type("bounds", bounds, ReplicaBounds)
         PrefixTree[bytes](capacity_tokens, bounds.max_nodes)  # so that bad bounds fail here, not at the first request
@@ -358,7 +359,7 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
             planned = [*map(_as_planned, route.blocks)] if plan is None else plan.blocks
             if opens_prompt and planned:
                 self._counts["stale_paths"] += state.record_context(
-                    route.preamble, closed, planned, given, is_current, route.tenant, self._profile
+                    route.preamble, closed, planned, given, is_current, route.tenant, self._profile, self._served
                 )
             if state.memory_bytes > state.recorded_bytes:  # a decrease is noticed before anything shrinks
                 self._tenants.record(route.tenant, state)

@@ -400,7 +400,7 @@ SCRIPTS: dict[str, tuple[Callable[[Session, random.Random], None], Record]] = {
 def played(script: str, policy: str, make: Callable[..., Session] = Session) -> Session:
     play, options = SCRIPTS[script]
     session = make(policy, **options)
-    with mock.patch.object(warmprefix.residency.usage, "_PATIENCE", 5):  # short scripts have few answers
+    with mock.patch.object(warmprefix.residency.capacity, "_PATIENCE", 5):  # short scripts have few answers
         play(session, random.Random(script))
     return session
 

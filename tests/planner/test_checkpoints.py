@@ -6,7 +6,7 @@ from itertools import count
 
 import pytest
 
-import warmprefix.residency.usage
+import warmprefix.residency.capacity
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner
 from warmprefix.cache_profiles import CacheProfile, vllm_checkpoints
 from warmprefix.residency import EngineReport
@@ -36,16 +36,8 @@ def test_the_third_visit_is_predicted_to_hit(profile: CacheProfile) -> None:
     assert stats.prediction_error_mean <= BLOCK
 
 
-def test_a_second_visit_without_a_hit_marks_nothing_stale(profile: CacheProfile) -> None:
-    full, checkpoints = ContextPlanner(), ContextPlanner(profile=profile)
-    for planner in (full, checkpoints):
-        for _ in range(2):
-            ask(planner, 0)
-    assert (full.stats().stale_paths, checkpoints.stats().stale_paths) == (1, 0)
-
-
 def test_patience_counts_visits_that_should_hit(profile: CacheProfile, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warmprefix.residency.usage, "_PATIENCE", 3)
+    monkeypatch.setattr(warmprefix.residency.capacity, "_PATIENCE", 3)
     planner = ContextPlanner(profile=profile)
     for _ in range(2):
         ask(planner, 0)
@@ -61,7 +53,7 @@ def test_patience_counts_visits_that_should_hit(profile: CacheProfile, monkeypat
 
 
 def test_misses_and_slow_answers_shrink_no_cache(profile: CacheProfile, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warmprefix.residency.usage, "_PATIENCE", 1_000)
+    monkeypatch.setattr(warmprefix.residency.capacity, "_PATIENCE", 1_000)
     planner = ContextPlanner(profile=profile)
     for _ in range(200):
         ask(planner, 0)

@@ -38,10 +38,10 @@ def test_a_block_is_held_if_its_distance_is_within_the_capacity(capacity: int, s
     reuse, held = ReuseTree(), PrefixTree[int](capacity)
     for path in served:
         tokens = [10 + key for key in path]
-        distances = reuse.distances(path)
+        distances = reuse.visit(["scope", *path]).distances
         assert distances == sorted(distances)
         assert sum(distance <= capacity for distance in distances) == held.match_prefix(path).blocks
-        reuse.insert(path, tokens)
+        reuse.insert(["scope", *path], [0, *tokens])
         held.insert(path, tokens)
         check_integrity(reuse)
 

@@ -12,7 +12,7 @@ from warmprefix.residency import FeedStats
 from warmprefix.telemetry import LatencySnapshot
 from warmprefix_telemetry.exported_metrics import METRICS
 
-NOT_METRICS = dict.fromkeys(["capacity_source", "profile", "profile_source"], "a name, not a number")
+NOT_METRICS = dict.fromkeys(["capacity_source", "engine_model", "profile", "profile_source"], "a name, not a number")
 """Counts that are deliberately not exported, and why."""
 
 WITH_FEED = PlannerStats(feed=FeedStats(sources=1), residency_confidence=0.0, capacity_tokens=1)

@@ -9,6 +9,7 @@ from warmprefix.cache_profiles import CacheProfile, vllm_checkpoints
 from warmprefix.plan import ContextPlan, Scope
 from warmprefix.planner.state import PlannerState, ScopeState
 from warmprefix.residency import EngineReport, FeedStats, FoundCheckpoints, NoFeed, ResidencyFeed, ServedPrompt
+from warmprefix.residency.capacity import Visit
 from warmprefix.residency.usage import UsageComparison
 
 if TYPE_CHECKING:
@@ -71,8 +72,6 @@ class PlanFeedback:
 
     def commit(self, plan: ContextPlan, report: EngineReport) -> bool:
         """Learn from a plan that the model saw, if it is still open; True if it was."""
-        # Without the tokens of the prompt, the feed never receives it.
-        is_fed = report.prompt_token_ids is not None and self._is_fed(plan)
         state = self._state
         with state.lock:
             in_time = state.close(plan)
@@ -83,7 +82,7 @@ class PlanFeedback:
                 if plan.opens_prompt:  # a batch was planned long before its requests ran, so each is predicted now
                     state.open_plans.predict(plan, scope, keys)
                 if report is not _NO_REPORT:
-                    self._apply_report(plan, keys, report, is_fed)
+                    self._apply_report(plan, keys, report)
                 if plan.opens_prompt:
                     state.learn(scope, plan.blocks)
                 if plan.placement == "tail":
@@ -104,10 +103,9 @@ class PlanFeedback:
 
     def report(self, plan: ContextPlan, report: EngineReport) -> None:
         """Apply a report of a plan that is committed before or later, here or elsewhere. O(blocks)."""
-        is_fed = report.prompt_token_ids is not None and self._is_fed(plan)
         keys = [planned.block.fingerprint for planned in plan.blocks]
         with self._state.lock:
-            self._apply_report(plan, keys, report, is_fed)
+            self._apply_report(plan, keys, report)
             scope = self._state.find(plan.scope)
             if scope is not None and plan.opens_prompt:  # this very prompt has made its blocks resident again
                 scope.tree.mark_resident(keys)
@@ -134,14 +132,14 @@ class PlanFeedback:
             if state is not None:
                 state.tree.set_path(keys, resident_blocks, None if checkpoints is None else checkpoints.ends)
 
-    def _apply_report(self, plan: ContextPlan, keys: Sequence[bytes], report: EngineReport, is_fed: bool) -> None:
+    def _apply_report(self, plan: ContextPlan, keys: Sequence[bytes], report: EngineReport) -> None:
         """Update counters, evidence and tree; the caller holds the lock.
 
         A report is judged by what was predicted when the plan was made. Only the first one of a plan counts.
         """
         state, counts = self._state, self._state.metrics.counts
         prediction = None if report.cached_tokens is None else state.open_plans.take_prediction(plan)
-        if prediction is not None and prediction.is_reported:
+        if prediction is not None and prediction.visit is None:
             return
         if report.cached_tokens is not None:
             counts["reports"] += 1
@@ -157,56 +155,49 @@ class PlanFeedback:
             scope.capacity.start(report.capacity_tokens)
         if report.profile is not None:
             self._learn_profile(report.profile)
-        has_checkpoints = state.profile.current.checkpoints is not None
-        outcome = scope.feedback.learn(plan, report, has_checkpoints)
-        if outcome.comparison is not None:
-            distances = None if prediction is None or has_checkpoints else prediction.distances
-            self._learn_comparison(plan, keys, outcome.comparison, scope, distances)
+        comparison = scope.usage.compare_plan(plan, report)
+        if comparison is not None:
+            visit = None if prediction is None else prediction.visit
+            self._learn_comparison(plan, comparison, scope, visit)
             counts["compared_prompt_tokens"] += report.prompt_tokens or 0
-        if outcome.ordering_switched:
-            change = (
-                "left in relevance order, because the engine evidently caches nothing"
-                if scope.feedback.evidence.is_off
-                else "reordered again"
-            )
-            _logger().warning("requests of one scope, for model %r, are %s", plan.scope.model, change)
-        if outcome.resident_blocks is not None and not is_fed:
+        elif (
+            report.ttft is not None
+            and state.profile.match != "checkpoints"
+            and type(self.feed) is NoFeed  # any other is more exact
+            and scope.ttft.was_cold(plan.total_tokens, plan.resident_tokens, report.ttft)
+        ):
             counts["stale_paths"] += 1
-            scope.tree.mark_stale(keys, outcome.resident_blocks)
+            scope.tree.mark_stale(keys)
         scope.capacity.fit(scope.tree)
 
     def _learn_comparison(
-        self,
-        plan: ContextPlan,
-        keys: Sequence[bytes],
-        comparison: UsageComparison,
-        scope: ScopeState,
-        distances: Sequence[int] | None,
+        self, plan: ContextPlan, comparison: UsageComparison, scope: ScopeState, visit: Visit | None
     ) -> None:
-        """Learn profile and capacity from a report; the capacity only with `distances`, those of the prediction."""
+        """Learn from reported cached tokens; only counts without a `visit`, what was known of the order before."""
         state, counts = self._state, self._state.metrics.counts
         state.errors.add(comparison)
         counts["compared_reports"] += 1
         counts["predicted_cached_tokens"] += round(comparison.predicted)
         counts["compared_cached_tokens"] += comparison.actual
-        if state.profile.observe(plan.scope, keys, comparison.likely_blocks, comparison.actual):
-            _logger().info("the engine's reports show the cache profile %s", state.profile.current.name)
+        if visit is None:
+            return
+        profile, capacity = state.profile, scope.capacity
+        # Until the profile is recognised, only what every explanation predicts is expected.
+        expected = plan.resident_tokens > 0 and (profile.source != "default" or min(visit.junction, visit.leaf) > 0)
+        if capacity.learn_caching(expected, comparison.actual):
+            change = "left in relevance order: it evidently caches nothing" if capacity.is_off else "reordered again"
+            _logger().warning("requests of one tenant to model %r are %s", plan.scope.model, change)
+        lengths = [planned.block.tokens for planned in plan.blocks]
+        if profile.observe(visit, lengths, comparison, capacity.tokens):
+            _logger().info("the engine's reports show the cache profile %s", profile.current.name)
             state.profile_changed()
-        elif distances is not None:
-            lengths = [planned.block.tokens for planned in plan.blocks]
-            scope.capacity.compare(distances, lengths, comparison.likely_blocks)
+        elif profile.match != "checkpoints":
+            distances = visit.distances[: visit.leaf] if profile.match == "leaves" else visit.distances
+            capacity.compare(distances, lengths, comparison.likely_blocks)
 
     def _learn_profile(self, profile: CacheProfile) -> None:
         if self._state.profile.learn(profile):
             self._state.profile_changed()
-
-    def _is_fed(self, plan: ContextPlan) -> bool:
-        """Return True if the feed is a better source than a report. Takes no lock."""
-        try:
-            return self.feed.is_complete(plan.cache_salt)
-        except Exception:
-            self._state.metrics.degrade("feed")
-            return False
 
     def _remember(self, plan: ContextPlan, token_ids: Sequence[int]) -> None:
         """Have the feed find the plan's context blocks among the engine's KV blocks."""

@@ -182,9 +182,7 @@ class RequestPlanner:
         with state.lock:
             queue = scope.queue
             in_flight, waiting = queue.take(keys) if queue.announced or queue.flights else ([], [])
-            evidence = scope.feedback.evidence
-            # Reordering is off for a scope whose engine evidently caches nothing.
-            is_left_alone = opens_prompt and evidence.is_off and evidence.keeps_order()
+            is_left_alone = opens_prompt and scope.capacity.keeps_order()
             reorders = opens_prompt and not is_left_alone
             if is_head:
                 annotation, resolved = draft.annotation, resolution.blocks
@@ -206,7 +204,7 @@ class RequestPlanner:
             if not annotation == draft.annotation == "note":
                 note_tokens = writer.tokens(annotation, planned, text)
             keys = [keys[i] for i in order]
-            resident_tokens, distances = scope.predict(keys, reorders, opens_prompt)
+            resident_tokens, visit = scope.predict(keys, reorders, opens_prompt)
             plan = ContextPlan(
                 id=draft.plan_id,
                 scope=scope.scope,
@@ -224,7 +222,7 @@ class RequestPlanner:
             )
             if reorders:
                 queue.start(plan.id, keys)
-            state.open_plans.add(plan, distances)
+            state.open_plans.add(plan, visit)
             metrics.counts["disabled_plans"] += is_left_alone
             if record is not None:
                 metrics.counts["contested_blocks"] += len(record.contested)

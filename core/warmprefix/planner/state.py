@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import weakref
-from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import count, islice
@@ -22,9 +21,9 @@ from warmprefix.ordering.positions import profiles_of_models
 from warmprefix.plan import ContextPlan, PlannedBlock, Scope, tenant_salt
 from warmprefix.planner.config import PlannerConfig
 from warmprefix.planner.label_savings import LabelSavings
-from warmprefix.residency.capacity import Capacities, Capacity
+from warmprefix.residency.capacity import Capacities, Capacity, Visit
 from warmprefix.residency.profile import EngineProfile
-from warmprefix.residency.usage import PredictionErrors, ScopeFeedback
+from warmprefix.residency.usage import PredictionErrors, TtftFeedback, UsageFeedback
 from warmprefix.telemetry import PlannerMetrics
 from warmprefix.tokens import CheckedCounter, NoteWriter
 
@@ -58,7 +57,6 @@ class ScopeState:
         "_profile",
         "cache_salt",
         "capacity",
-        "feedback",
         "label_savings",
         "labels",
         "policy",
@@ -66,6 +64,8 @@ class ScopeState:
         "reader",
         "scope",
         "tree",
+        "ttft",
+        "usage",
     )
 
     def __init__(self, scope: Scope, config: PlannerConfig, capacity: Capacity, profile: EngineProfile) -> None:
@@ -77,26 +77,29 @@ class ScopeState:
         self.labels = LabelRegistry(config.max_labels)
         self.label_savings = LabelSavings()
         self.cache_salt = None if scope.tenant is None else tenant_salt(config.salt_key, scope.tenant)
-        self.feedback = ScopeFeedback()
+        self.usage = UsageFeedback()
+        self.ttft = TtftFeedback()
         self.queue = RequestQueue()
         readers = profiles_of_models(config.positions, config.points_per_percent)
         self.reader = readers.get("*" if scope.model is None else scope.model, readers.get("*"))
         """Where the model reads best; None if that is unknown, or the same everywhere."""
 
-    def predict(self, keys: Sequence[bytes], reorders: bool, opens_prompt: bool) -> tuple[int, Sequence[int] | None]:
-        """Return the tokens that the engine is predicted to reuse of an order, and its reuse distances.
+    def predict(self, keys: Sequence[bytes], reorders: bool, opens_prompt: bool) -> tuple[int, Visit | None]:
+        """Return the tokens that the engine is predicted to reuse of an order, and what it shares with earlier ones.
 
-        Zero tokens unless the request `reorders`; no distances unless its context `opens_prompt`. With checkpoints, it
-        is the least number of tokens.
+        Zero tokens unless the request `reorders`; the other is None unless its context `opens_prompt`. With
+        checkpoints, it is the least number of tokens.
         """
+        visit = self.capacity.visit(self.scope, keys) if opens_prompt else None
         tokens = 0
-        if reorders:
+        if reorders and visit is not None:
             checkpoints = self._profile.current.checkpoints
             if checkpoints is None:
-                tokens = self.tree.match_prefix(keys).tokens
+                held = keys[: visit.leaf] if self._profile.match == "leaves" else keys
+                tokens = self.tree.match_prefix(held).tokens
             else:
                 tokens = self.tree.match_junction(keys).tokens // checkpoints.block * checkpoints.block
-        return tokens, self.capacity.distances(self.scope, keys) if opens_prompt else None
+        return tokens, visit
 
 
 class _Flight(NamedTuple):
@@ -166,10 +169,8 @@ class Prediction(NamedTuple):
 
     scope: Scope
     """The scope of the plan."""
-    distances: array[int]
-    """Reuse distances of the first blocks: those that were served before in this order."""
-    is_reported: bool = False
-    """True once the engine has reported the cached tokens of the plan."""
+    visit: Visit | None
+    """What its order had in common with earlier ones; None once the engine has reported its cached tokens."""
 
 
 class OpenPlans:
@@ -196,15 +197,13 @@ class OpenPlans:
         # The process id matters after a fork: parent and child have the same `_instance`.
         return f"{self._instance}-{os.getpid()}-{self._planned}"
 
-    def add(self, plan: ContextPlan, distances: Sequence[int] | None) -> None:
-        """Add a single plan, and keep its reuse distances, if any, until the engine reports on it. O(1)."""
+    def add(self, plan: ContextPlan, visit: Visit | None) -> None:
+        """Add a single plan, and keep what is known of its order, if it is, until the engine reports on it. O(1)."""
         self._scopes.put(plan.id, plan.scope, plan.scope.tenant)
         if self._scopes.size > self._max_open_plans:
             self._scopes.evict()
-        if distances is not None:
-            self._predictions.put(plan.id, Prediction(plan.scope, array("q", distances)), plan.scope.tenant)
-            if self._predictions.size > self._max_open_plans:
-                self._predictions.evict()
+        if visit is not None:
+            self._keep(plan, Prediction(plan.scope, visit))
 
     def add_batch(self, batch_id: str, scopes: Sequence[Scope]) -> None:
         """Add the plans `{batch_id}.{place}`, given the scope of each."""
@@ -238,16 +237,16 @@ class OpenPlans:
         return True
 
     def predict(self, plan: ContextPlan, scope: ScopeState, keys: Sequence[bytes]) -> None:
-        """Keep the reuse distances of a plan until the engine reports on it, unless they were kept before."""
+        """Keep what is known of a plan's order until the engine reports on it, unless it was kept before."""
         if self._predictions.get(plan.id) is None:
-            self._keep(plan, Prediction(plan.scope, array("q", scope.capacity.distances(plan.scope, keys))))
+            self._keep(plan, Prediction(plan.scope, scope.capacity.visit(plan.scope, keys)))
 
     def take_prediction(self, plan: ContextPlan) -> Prediction | None:
         """Return the prediction of a plan that the engine reports on; None if it is forgotten."""
         prediction = self._predictions.get(plan.id)
         if prediction is None or prediction.scope != plan.scope:
             return None
-        self._keep(plan, Prediction(plan.scope, array("q"), is_reported=True))
+        self._keep(plan, Prediction(plan.scope, None))
         return prediction
 
     def _keep(self, plan: ContextPlan, prediction: Prediction) -> None:
@@ -378,11 +377,11 @@ class PlannerState:
         mean, p95 = self.errors.mean_and_p95()
         return {
             **self.metrics.stats(),
-            **self._capacities.stats(),
+            **self._capacities.stats(self.profile.match),
             "open_plans": len(self.open_plans),
             "scopes": len(self._states),
             "queued_requests": sum(len(state.queue) for state in self),
-            "disabled_scopes": sum(state.feedback.evidence.is_off for state in self),
+            "disabled_scopes": sum(state.capacity.is_off for state in self),
             "tree_nodes": sum(state.tree.nodes for state in self),
             "profile": self.profile.current.name,
             "profile_source": self.profile.source,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from warmprefix.residency.capacity import ReuseTree
 from warmprefix.residency.feed_contract import (
     FeedStats,
     FoundCheckpoints,
@@ -21,6 +22,7 @@ __all__ = [
     "NoFeed",
     "ResidencyFeed",
     "ResidencyTarget",
+    "ReuseTree",
     "ServedPrompt",
     "UsageFeedback",
 ]

@@ -6,9 +6,10 @@ recently used path holds a block exactly if its reuse distance is within the cap
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
-from itertools import accumulate
-from typing import Any, Literal, TypeAlias, TypeVar
+from itertools import accumulate, islice
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from warmprefix.errors import check_count
 from warmprefix.fair_lru import FairLru
@@ -21,11 +22,11 @@ __all__ = [
     "Capacity",
     "CapacitySource",
     "DistanceEvidence",
-    "FixedCapacity",
-    "LearnedCapacity",
     "ReuseClock",
     "ReuseTree",
     "StampedTree",
+    "Visit",
+    "contradictions_by_chance",
 ]
 
 K = TypeVar("K", bound=Hashable)
@@ -42,59 +43,53 @@ _MAX_LEARNED = 64
 _BUCKETS = 640
 _PER_OCTAVE = 16
 """Buckets per doubling of the distance."""
-_HALF_LIFE = 1_024
-"""Reports after which evidence counts half."""
 _DECIDE_EVERY = 8
-_LEAST_GAIN = 0.001
-"""A move must explain at least this share of the reported context."""
-_CONTEXTS_TO_SHRINK = 2.0
-"""A smaller capacity must explain at least this number of mean contexts."""
-_CONTEXTS_TO_GROW = 0.5
-"""For a larger one, fewer are enough: a context can be missed for many reasons, and found only if it was held."""
-_CORRECTION = 0.25
-_SLACK_OF_CORRECTION = 0.125
-"""Capacities that differ by less than the share `_CORRECTION` need only this part of the evidence."""
+_DECAY = 2 ** (-_DECIDE_EVERY / 1_024)
+"""Weight of older evidence at each decision: after 1,024 reports it counts half."""
+_NOISE = 0.1
+"""Share of the reported tokens that may contradict what is true."""
+_LEAST_SHARED = 0.25
+"""Share of an earlier prompt that a later one must begin with to take its place, in an engine that keeps prompts."""
+_PATIENCE = 32
+"""Answers in a row without any of the predicted cached tokens after which a scope keeps relevance order: fewer may be
+evictions."""
+_PROBE_INTERVAL = 16
+"""While ordering is off, one request in this many is ordered, to see whether the engine caches by now."""
 
 
-class FixedCapacity:
-    """A capacity from the caller. Each scope has a mirror of this size."""
-
-    source: CapacitySource = "argument"
-
-    def __init__(self, tokens: int | None) -> None:
-        self.tokens = tokens
-
-    def new_tree(self, max_nodes: int) -> PrefixTree[bytes]:
-        return PrefixTree(self.tokens, max_nodes)
-
-    def fit(self, tree: PrefixTree[bytes]) -> None: ...
-    def start(self, tokens: int) -> None: ...
-    def record(self, scope: Hashable, keys: Sequence[bytes], tokens: Sequence[int]) -> None: ...
-
-    def distances(self, scope: Hashable, keys: Sequence[bytes]) -> Sequence[int]:
-        return ()
-
-    def compare(self, distances: Sequence[int], tokens: Sequence[int], held: int) -> None: ...
-    def forget_reports(self) -> None: ...
-
-
-class LearnedCapacity:
-    """A capacity learned from reports.
+class Capacity:
+    """What the scopes of one tenant and model share: the size of the engine's cache for them, and whether it caches.
 
     Every report shows for each served block whether the engine still held it. A block with a reuse distance within the
-    capacity is held, and any other is not. The capacity is the value that contradicts the fewest tokens of the latest
-    reports, whatever else shares the cache: answers, questions, other applications.
+    capacity is held, and any other is not. Unless the caller gave it, the capacity is the value that contradicts the
+    fewest tokens of the latest reports, whatever else shares the cache: answers, questions, other applications. It is
+    only believed if the distances explain the reports: where misses come at all distances, as behind several replicas,
+    the engine's own number stays.
 
-    From the first such value on, scopes share the capacity as they share the engine: what one of them serves
-    evicts from the mirrors of the others.
+    From the first learned value on, scopes share the capacity as they share the engine: what one of them serves evicts
+    from the mirrors of the others.
     """
 
-    def __init__(self) -> None:
-        self.tokens = DEFAULT_CAPACITY
-        self.source: CapacitySource = "default"
-        self._in_metrics: int | None = None
+    def __init__(self, given: int | Literal["auto"] | None) -> None:
+        self.tokens = DEFAULT_CAPACITY if given == "auto" else given
+        self.source: CapacitySource = "default" if given == "auto" else "argument"
+        self.is_off = False
+        """True while requests keep relevance order, because the engine evidently caches nothing."""
+        self._stated: tuple[int | None, CapacitySource] = self.tokens, self.source
         self._reuse = ReuseTree()
         self._evidence = DistanceEvidence()
+        self._misses = self._requests = 0
+
+    @property
+    def model(self) -> str:
+        """What explains the reports, if it is not where the cache can match."""
+        if self.is_off:
+            return "off"
+        if self.source == "reports":
+            return "small cache"
+        if self.tokens is not None and self._evidence.judge(self.tokens, None)[1]:
+            return "replicas"
+        return "prefix tree"
 
     def new_tree(self, max_nodes: int) -> PrefixTree[bytes]:
         """Return an empty mirror of this capacity, for one scope."""
@@ -102,6 +97,8 @@ class LearnedCapacity:
 
     def fit(self, tree: PrefixTree[bytes]) -> None:
         """Evict from a mirror what the capacity leaves no room for."""
+        if self.tokens is None or self.source == "argument":
+            return
         if tree.capacity_tokens != self.tokens:
             tree.capacity_tokens = self.tokens
             tree.evict(tree.resident_tokens - self.tokens)
@@ -110,34 +107,49 @@ class LearnedCapacity:
 
     def start(self, tokens: int) -> None:
         """Use the capacity in an engine's metrics until reports give a better one; of several, the smallest."""
-        if self._in_metrics is None or tokens < self._in_metrics:
-            self._in_metrics = max(tokens, _LEAST_CAPACITY)
+        stated, source = self._stated
+        if source == "default" or (source == "metrics" and tokens < (stated or 0)):
+            self._stated = max(tokens, _LEAST_CAPACITY), "metrics"
             if self.source != "reports":
-                self.tokens, self.source = self._in_metrics, "metrics"
+                self.tokens, self.source = self._stated
 
     def record(self, scope: Hashable, keys: Sequence[bytes], tokens: Sequence[int]) -> None:
         """Count a served order."""
         self._reuse.insert([scope, *keys], [0, *tokens])
 
-    def distances(self, scope: Hashable, keys: Sequence[bytes]) -> Sequence[int]:
-        """Return the reuse distances of the first blocks of an order: of those that were recorded in this order."""
-        return self._reuse.distances([scope, *keys])[1:]
+    def visit(self, scope: Hashable, keys: Sequence[bytes]) -> Visit:
+        """Return what an order has in common with recorded ones."""
+        return self._reuse.visit([scope, *keys])
 
     def compare(self, distances: Sequence[int], tokens: Sequence[int], held: int) -> None:
         """Learn that the engine held the first `held` blocks of an order with these distances when it was planned."""
-        self._evidence.add(distances, tokens, held)
-        if self._evidence.reports % _DECIDE_EVERY == 0:
-            better = self._evidence.better_capacity(self.tokens)
-            if better is not None:
-                self.tokens, self.source = max(better, _LEAST_CAPACITY), "reports"
+        if not self._evidence.add(distances, tokens, held) or self.tokens is None or self.source == "argument":
+            return
+        stated, source = self._stated
+        better, is_random = self._evidence.judge(self.tokens, stated if source == "metrics" else None)
+        if is_random:
+            self.tokens, self.source = self._stated
+        elif better is not None:
+            self.tokens, self.source = better, "reports"
 
     def forget_reports(self) -> None:
         """Return to the capacity in the engine's metrics, or else to the default."""
         self._evidence = DistanceEvidence()
-        if self._in_metrics is None:
-            self.tokens, self.source = DEFAULT_CAPACITY, "default"
-        else:
-            self.tokens, self.source = self._in_metrics, "metrics"
+        self.tokens, self.source = self._stated
+
+    def keeps_order(self) -> bool:
+        """Return True if the request being planned keeps its order, and count it."""
+        self._requests += 1
+        return self.is_off and self._requests % _PROBE_INTERVAL != 0
+
+    def learn_caching(self, expected: bool, cached_tokens: int) -> bool:
+        """Add an answer, `expected` to reuse part of its context; return True if it turned ordering on or off.
+
+        Evidence against caching is a run of answers without any cached token. Any cached token is evidence for it.
+        """
+        self._misses = 0 if cached_tokens else self._misses + expected
+        was_off, self.is_off = self.is_off, self._misses >= _PATIENCE
+        return self.is_off != was_off
 
 
 class DistanceEvidence:
@@ -146,43 +158,60 @@ class DistanceEvidence:
     def __init__(self) -> None:
         self._found = [0.0] * _BUCKETS
         self._missed = [0.0] * _BUCKETS
-        self._weight = 1.0
-        self._served = 0.0
-        self._count = 0.0
-        self.reports = 0
+        self._served = self._count = 0.0
+        self._reports = 0
 
-    def add(self, distances: Sequence[int], tokens: Sequence[int], held: int) -> None:
+    def add(self, distances: Sequence[int], tokens: Sequence[int], held: int) -> bool:
         """Add a report: of the blocks with these lengths, the first `held` were held.
 
-        `distances` are those of the blocks that were served before.
+        `distances` are those of the blocks that were served before. Returns True if it is time to decide.
         """
-        self._weight *= 2 ** (1 / _HALF_LIFE)
         for place, distance in enumerate(distances):
-            (self._found if place < held else self._missed)[_bucket(distance)] += self._weight * tokens[place]
-        self._served += self._weight * sum(tokens)
-        self._count += self._weight
-        self.reports += 1
-        if self._weight > 2.0**64:
-            for values in (self._found, self._missed):
-                values[:] = [value / self._weight for value in values]
-            self._served /= self._weight
-            self._count /= self._weight
-            self._weight = 1.0
+            (self._found if place < held else self._missed)[_bucket(distance)] += tokens[place]
+        self._served += sum(tokens)
+        self._count += 1
+        self._reports += 1
+        if self._reports % _DECIDE_EVERY:
+            return False
+        for values in (self._found, self._missed):
+            values[:] = [_DECAY * value for value in values]
+        self._served *= _DECAY
+        self._count *= _DECAY
+        return True
 
-    def better_capacity(self, current: int) -> int | None:
-        """Return a capacity that explains the reports clearly better than `current`; None without one. O(buckets)."""
-        # Entry i: the tokens that contradict a capacity of all distances below bucket i.
-        wrong = list(accumulate((miss - hit for hit, miss in zip(self._found, self._missed, strict=True)), initial=0.0))
-        least = min(wrong)
-        first, last = wrong.index(least), _BUCKETS - wrong[::-1].index(least)
-        if last == _BUCKETS:  # nothing was missed beyond
+    def judge(self, current: int, stated: int | None) -> tuple[int | None, bool]:
+        """Return a capacity that explains the reports better than `current`, and whether chance does. O(buckets).
+
+        Better is what is contradicted by one mean context less; the capacity is None if there is no such one, or if
+        chance explains the reports as well. The less is left of the capacity that the engine has `stated`, the more
+        others would have to use of it, and the more evidence it takes.
+        """
+        found, missed = sum(self._found), sum(self._missed)
+        differences = (miss - hit for hit, miss in zip(self._found, self._missed, strict=True))
+        # Entry i: the tokens that contradict a capacity of all distances below bucket `_LEAST_BUCKET` + i.
+        wrong = [*islice(accumulate(differences, initial=found), _LEAST_BUCKET, None)]
+        least, now = min(wrong), wrong[max(_bucket(current) - _LEAST_BUCKET, 0)]
+        first, last = wrong.index(least), len(wrong) - wrong[::-1].index(least)
+        if last == len(wrong):  # nothing was missed beyond
             last = first + _PER_OCTAVE
-        better = (_lower_end(first) + _lower_end(last)) // 2
-        contexts = _CONTEXTS_TO_SHRINK if better < current else _CONTEXTS_TO_GROW
-        slack = max(_LEAST_GAIN, contexts * self._weight / self._count) * self._served if self._count else 0.0
-        if abs(better - current) < _CORRECTION * current:
-            slack *= _SLACK_OF_CORRECTION
-        return better if wrong[_bucket(current)] > least + slack else None
+        better = (_lower_end(_LEAST_BUCKET + first) + _lower_end(_LEAST_BUCKET + last)) // 2
+        chance = contradictions_by_chance(found, missed)
+        slack = context = self._served / max(self._count, 1)
+        if stated is not None and better < stated:
+            slack *= 1 + math.log2(stated / better)
+        is_better = now > least + slack and least + context < chance
+        return better if is_better else None, now > chance + context
+
+
+def contradictions_by_chance(found: float, missed: float) -> float:
+    """Return the contradicted tokens at which a rule is as likely as chance, which finds a fixed share of all tokens.
+
+    A token contradicts a true rule with the probability `_NOISE`.
+    """
+    seen = found + missed
+    share = min(max(found / seen, _NOISE), 1 - _NOISE) if seen else 0.5
+    surprise = -found * math.log(share) - missed * math.log(1 - share) + seen * math.log(1 - _NOISE)
+    return surprise / math.log((1 - _NOISE) / _NOISE)
 
 
 def _bucket(distance: int) -> int:
@@ -197,29 +226,26 @@ def _lower_end(bucket: int) -> int:
     return (bucket - shift * _PER_OCTAVE) << shift
 
 
-Capacity: TypeAlias = "FixedCapacity | LearnedCapacity"
-"""The capacity that the scopes of one engine share."""
+_LEAST_BUCKET = _bucket(_LEAST_CAPACITY)
 
 
 class Capacities:
-    """The capacity of the engine of each tenant and model: given for all of them, or learned for each.
+    """The capacity of the engine of each tenant and model.
 
     Tenants share an engine, but no tenant's plans may depend on the requests of another. So each learns the part of the
     cache that the others leave to it.
     """
 
-    def __init__(self, tokens: int | Literal["auto"] | None) -> None:
-        self._given = None if tokens == "auto" else FixedCapacity(tokens)
-        self._learned: FairLru[tuple[str | None, str | None], LearnedCapacity] = FairLru()
+    def __init__(self, given: int | Literal["auto"] | None) -> None:
+        self._given = given
+        self._learned: FairLru[tuple[str | None, str | None], Capacity] = FairLru()
 
     def of_scope(self, scope: Scope) -> Capacity:
         """Return the capacity that the scopes of one tenant and model share."""
-        if self._given is not None:
-            return self._given
         owner = scope.tenant, scope.model
         capacity = self._learned.use(owner)
         if capacity is None:
-            capacity = LearnedCapacity()
+            capacity = Capacity(self._given)
             self._learned.put(owner, capacity, scope.tenant)
             if len(self._learned) > _MAX_LEARNED:
                 self._learned.evict()
@@ -230,18 +256,35 @@ class Capacities:
         for capacity in self._learned.values():
             capacity.forget_reports()
 
-    def stats(self) -> dict[str, Any]:
-        """Return the fields of `PlannerStats` that concern the capacity: the smallest one in use."""
-        if self._given is not None:
-            return {"capacity_tokens": self._given.tokens, "capacity_source": self._given.source}
-        if not len(self._learned):
-            return {"capacity_tokens": DEFAULT_CAPACITY, "capacity_source": "default"}
-        capacity = min(self._learned.values(), key=lambda capacity: capacity.tokens)
-        return {"capacity_tokens": capacity.tokens, "capacity_source": capacity.source}
+    def stats(self, match: str) -> dict[str, Any]:
+        """Return the fields of `PlannerStats` that concern the capacity: the smallest one in use.
+
+        `match` names where the engine's cache can match.
+        """
+        known = [*self._learned.values()] or [Capacity(self._given)]
+        capacity = min(known, key=lambda capacity: math.inf if capacity.tokens is None else capacity.tokens)
+        return {
+            "capacity_tokens": capacity.tokens,
+            "capacity_source": capacity.source,
+            "engine_model": capacity.model if match == "prefix tree" or capacity.is_off else match,
+        }
 
     def clear(self) -> None:
         """Forget what was learned."""
         self._learned.clear()
+
+
+class Visit(NamedTuple):
+    """What an order of blocks has in common with earlier ones."""
+
+    distances: Sequence[int]
+    """Reuse distances in tokens of the first blocks: those that were served before in this order, themselves included.
+    They never fall."""
+    junction: int
+    """Number of the first blocks at whose end earlier orders parted."""
+    leaf: int
+    """Number of the first blocks that an engine holds that keeps whole prompts, and no longer those that a later
+    prompt took the place of."""
 
 
 class ReuseClock:
@@ -347,22 +390,27 @@ class ReuseTree(StampedTree[Hashable]):
         """Number of different first keys."""
         return len(self._root.children)
 
-    def distances(self, keys: Sequence[Hashable]) -> list[int]:
-        """Return the reuse distance in tokens of each block of the longest prefix that the tree has, itself included.
-
-        The distances never fall along the path. O(blocks + nodes * log window).
-        """
-        found: list[int] = []
-        used = -1
-        distance = 0
-        for node, shared in list(self._walk(keys)):
+    def visit(self, keys: Sequence[Hashable]) -> Visit:
+        """Return what `keys` has in common with earlier ones, without the first key. O(blocks + nodes * log window)."""
+        distances: list[int] = []
+        junction = leaf = 0
+        used, distance, held = -1, 0, 0
+        lives = True
+        for node, shared in self._walk(keys):
             if node.used != used:
+                # A later prompt parted from this one here. It took its place if they share enough.
+                lives = lives and (used < 0 or held < _LEAST_SHARED * (held + node.reach))
                 used = node.used
                 distance = self.clock.used_after(used)
             for tokens in node.tokens[:shared]:
+                held += tokens
                 distance += tokens
-                found.append(distance)
-        return found
+                distances.append(distance)
+            if lives:
+                leaf = len(distances)
+            if node.is_junction and shared == len(node.keys):
+                junction = len(distances)
+        return Visit(distances[1:], max(junction - 1, 0), max(leaf - 1, 0))
 
     def _touch(self, node: TreeNode[Hashable]) -> None:
         touched = node

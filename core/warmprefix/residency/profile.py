@@ -1,29 +1,28 @@
-"""The cache profile of the engine behind a planner: given, or learned."""
+"""The engine behind a planner: the explanation of its reports that they contradict least."""
 
 from __future__ import annotations
 
 import math
-from collections import OrderedDict, deque
-from collections.abc import Hashable, Sequence
-from hashlib import blake2b
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Literal, TypeAlias
 
-from warmprefix.cache_profiles import PROFILES, CacheProfile, as_profile, vllm_checkpoints
+from warmprefix.cache_profiles import PROFILES, CacheProfile, as_profile, llama_cpp, vllm_checkpoints
+from warmprefix.residency.capacity import Visit, contradictions_by_chance
+from warmprefix.residency.usage import UsageComparison
 
-__all__ = ["CheckpointBehaviour", "EngineProfile", "ProfileSource"]
+__all__ = ["EngineProfile", "Explanations", "Match", "ProfileSource"]
 
-_REMEMBERED_PREFIXES = 8_192
-_REMEMBERED_VISITS = 32
-_LEAST_VISITS = 8
-"""Second visits, and later ones, before their hits allow a conclusion."""
-_MOST_SECOND_HITS, _MOST_SECOND_HITS_TO_KEEP = 0.13, 0.5
-"""Largest shares of second visits with a hit, to recognise checkpoints and to keep to that."""
-_LEAST_THIRD_HITS = 0.6
-"""Smallest share of later visits with a hit."""
+_DECAY = 2 ** (-1 / 64)
+"""Weight of older evidence at each report: after 64 of them it counts half."""
 _LEAST_BLOCK = 64
 """Shorter units of hits are KV blocks of full attention."""
 
 ProfileSource: TypeAlias = Literal["argument", "default", "engine", "reports"]
+Match: TypeAlias = Literal["prefix tree", "checkpoints", "leaves"]
+"""Where an engine can match: behind any block that it holds; at checkpoints; or within the latest of all prompts that
+had a beginning in common, if it keeps whole prompts."""
 
 
 class EngineProfile:
@@ -43,7 +42,14 @@ class EngineProfile:
         """The profile that plans are for."""
         self.source: ProfileSource = "default" if is_learned else "argument"
         """Where the profile comes from."""
-        self._behaviour = CheckpointBehaviour()
+        self._explanations = Explanations()
+
+    @property
+    def match(self) -> Match:
+        """Where the engine can match."""
+        if self.current.checkpoints is not None:
+            return "checkpoints"
+        return "leaves" if self.current.host_memory else "prefix tree"
 
     def learn(self, profile: CacheProfile) -> bool:
         """Believe what the engine shows of itself, unless the caller gave a profile; True if the profile changed."""
@@ -52,65 +58,69 @@ class EngineProfile:
         before, self.current, self.source = self.current, profile, "engine"
         return self.current != before
 
-    def observe(self, scope: Hashable, keys: Sequence[bytes], held_blocks: int, cached_tokens: int) -> bool:
+    def observe(self, visit: Visit, tokens: Sequence[int], comparison: UsageComparison, capacity: int | None) -> bool:
         """Learn from a report, unless the caller or the engine gave a profile; return True if the profile changed.
 
         Args:
-            scope: Where the prompt can share prefixes.
-            keys: The blocks of the prompt, which open it.
-            held_blocks: The engine reused this many of them, most likely.
-            cached_tokens: Tokens of the prompt that the engine reused.
+            visit: What the order had in common with earlier ones when it was planned.
+            tokens: The lengths of its blocks.
+            comparison: The report.
+            capacity: The size of the engine's cache; None for no bound.
         """
         if self.source in ("argument", "engine"):
             return False
-        before = self.current
-        self.current = self._behaviour.profile_after(self.current, scope, keys, held_blocks, cached_tokens)
-        self.source = "default" if self.current.checkpoints is None else "reports"
-        return self.current is not before
+        before = self.match
+        self._explanations.add(visit, tokens, comparison, capacity)
+        match = self._explanations.best(before, sum(tokens))
+        if match == before:
+            return False
+        self.current, self.source = PROFILES["full-attention"], "default"
+        if match != "prefix tree":
+            self.current = llama_cpp() if match == "leaves" else vllm_checkpoints(self._explanations.unit)
+            self.source = "reports"
+        self._explanations = Explanations()
+        return True
 
 
-class CheckpointBehaviour:
-    """Recognises an engine that keeps checkpoints by its reports.
+class Explanations:
+    """Counts what each explanation of an engine's reports got wrong, where older reports count less.
 
-    There the second visit to a shared prefix finds nothing of it, and the third one does (`Checkpoints`). With full
-    attention both do. Evidence is bounded and ages, so that a mistake is corrected. Not thread-safe.
+    Each explanation predicts of every report how many of the prompt's blocks the engine held. Chance is one, too: a
+    hit here and a miss there, as from several replicas. For the planner that is a prefix tree.
     """
 
     def __init__(self) -> None:
-        self._visits: OrderedDict[bytes, int] = OrderedDict()
-        self._answers = {visit: deque[bool](maxlen=_REMEMBERED_VISITS) for visit in (2, 3)}
-        self._unit = 0
+        self.unit = 0
         """Greatest common divisor of the reported hits: where they may end."""
+        self._wrong: dict[Match, float] = {"prefix tree": 0.0, "checkpoints": 0.0, "leaves": 0.0}
+        self._found = self._missed = 0.0
 
-    def profile_after(
-        self, current: CacheProfile, scope: Hashable, keys: Sequence[bytes], held_blocks: int, cached_tokens: int
-    ) -> CacheProfile:
-        """Return the profile to believe in after a report. O(blocks)."""
-        visit = self._visit(scope, keys)
-        if visit > 1:
-            self._answers[min(visit, 3)].append(held_blocks > 0)
-        self._unit = math.gcd(self._unit, cached_tokens)
-        second, third = self._answers[2], self._answers[3]
-        if len(second) < _LEAST_VISITS:
-            return current
-        found = sum(second) / len(second)
-        if current.checkpoints is not None:
-            return PROFILES["full-attention"] if found > _MOST_SECOND_HITS_TO_KEEP else current
-        is_later = len(third) >= _LEAST_VISITS and sum(third) / len(third) >= _LEAST_THIRD_HITS
-        if found > _MOST_SECOND_HITS or not is_later or self._unit < _LEAST_BLOCK:
-            return current
-        return vllm_checkpoints(self._unit)
+    def add(self, visit: Visit, tokens: Sequence[int], comparison: UsageComparison, capacity: int | None) -> None:
+        """Add a report. O(blocks)."""
+        self.unit = math.gcd(self.unit, comparison.actual)
+        ends, held = [0, *accumulate(tokens)], comparison.likely_blocks
+        seen = len(visit.distances)
+        at_junction = comparison.ends[visit.junction] if visit.junction else 0
+        predicted: dict[Match, int] = {
+            "prefix tree": seen if capacity is None else bisect_right(visit.distances, capacity),
+            "checkpoints": comparison.blocks_in(at_junction // max(self.unit, 1) * max(self.unit, 1)),
+            "leaves": visit.leaf,
+        }
+        for match, blocks in predicted.items():
+            self._wrong[match] = _DECAY * self._wrong[match] + abs(ends[blocks] - ends[held])
+        found = ends[min(held, seen)]
+        self._found = _DECAY * self._found + found
+        self._missed = _DECAY * self._missed + ends[seen] - found
 
-    def _visit(self, scope: Hashable, keys: Sequence[bytes]) -> int:
-        """Count a visit to each prefix; return which visit it is to the one that was visited most."""
-        most = 0
-        prefix = blake2b(repr(scope).encode(), digest_size=16)
-        for key in keys:
-            prefix.update(key)
-            digest = prefix.digest()
-            visits = self._visits[digest] = self._visits.get(digest, 0) + 1
-            self._visits.move_to_end(digest)
-            most = max(most, visits)
-        while len(self._visits) > max(_REMEMBERED_PREFIXES, len(keys)):
-            self._visits.popitem(last=False)
-        return most
+    def best(self, current: Match, slack: int) -> Match:
+        """Return the best explanation, or `current` unless another one got `slack` fewer tokens wrong."""
+        if current == "checkpoints":
+            # Primes make hits that look like those of a tree, but no hit ends between two possible checkpoints.
+            return "prefix tree" if 0 < self.unit < _LEAST_BLOCK else current
+        wrong = self._wrong | {
+            "prefix tree": min(self._wrong["prefix tree"], contradictions_by_chance(self._found, self._missed))
+        }
+        if self.unit < _LEAST_BLOCK:
+            del wrong["checkpoints"]
+        match = min(wrong, key=wrong.__getitem__)
+        return match if wrong[match] + slack < wrong[current] else current

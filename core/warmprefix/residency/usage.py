@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from warmprefix.cache_profiles import CacheProfile
 from warmprefix.plan import ContextPlan, PlannedBlock
 
 __all__ = [
-    "CachingEvidence",
     "EngineReport",
     "PredictionErrors",
-    "ReportFindings",
-    "ScopeFeedback",
     "TtftFeedback",
     "UsageComparison",
     "UsageFeedback",
@@ -24,22 +21,6 @@ __all__ = [
 
 _REMEMBERED_ANSWERS = 64
 """Answers from which the length of the text before the context, and the time to prefill a token, are learned."""
-
-_KV_BLOCK_TOKENS = 32
-"""Engines count whole KV blocks, so the cached part may end this much before the end of a context block."""
-
-_DENSITY_RATIO = 3.0
-"""Largest ratio of tokens per character between two parts of a prompt: prose, code, numbers and scripts differ."""
-
-_MAX_ESTIMATE_ERROR = 0.5
-"""Largest relative error of a context's length where only the caller's count is available."""
-
-
-_PATIENCE = 32
-"""Answers in a row without any of the predicted cached tokens after which a scope keeps relevance order: fewer may be
-evictions."""
-_PROBE_INTERVAL = 16
-"""One request in this many is still ordered while ordering is off; otherwise nothing could show that it pays again."""
 
 _MIN_COLD_ANSWERS = 8
 """Cold answers needed before TTFT allows a conclusion."""
@@ -76,10 +57,17 @@ class UsageComparison(NamedTuple):
     predicted: float
     """Cached tokens of the prompt, including the text before the context."""
     actual: int
-    resident_blocks: int
-    """The engine held this many of the context's first blocks, counted generously."""
-    likely_blocks: int
-    """The most likely number of them."""
+    ends: Sequence[float]
+    """Tokens of the prompt up to the context, and up to the end of each of its blocks, in the engine's count."""
+
+    @property
+    def likely_blocks(self) -> int:
+        """The most likely number of the context's first blocks that the engine held."""
+        return self.blocks_in(self.actual)
+
+    def blocks_in(self, tokens: float) -> int:
+        """Return how many of the context's first blocks lie, most likely, in this number of the prompt's tokens."""
+        return sum([start + end <= 2 * tokens for start, end in pairwise(self.ends)])
 
 
 class UsageFeedback:
@@ -88,51 +76,46 @@ class UsageFeedback:
     Predictions are in tokens of context, by the callers' own count or an estimate; reports are in the engine's tokens
     of the whole prompt. The end of each block in the prompt relates the two, if only in characters. Without it, the
     text before the context counts as long as the excess of recent reports over their predictions.
-
-    A prediction is the most likely value. A report counts as a shortfall only if no way to count explains it: a block
-    wrongly taken for evicted costs hits.
     """
 
     def __init__(self) -> None:
         self._before: deque[float] = deque(maxlen=_REMEMBERED_ANSWERS)
 
+    def compare_plan(self, plan: ContextPlan, report: EngineReport) -> UsageComparison | None:
+        """Return the comparison for a plan whose context opens its prompt, as `compare` does."""
+        ends = accumulate([planned.block.tokens for planned in plan.blocks])
+        return self.compare(plan.blocks, sum(end <= plan.resident_tokens for end in ends), report)
+
     def compare(
         self, blocks: Sequence[PlannedBlock], resident_blocks: int, report: EngineReport
     ) -> UsageComparison | None:
-        """Return the comparison, or None if the engine did not report cached tokens. O(blocks).
+        """Return the comparison, or None without blocks or reported cached tokens. O(blocks).
 
         The planned `blocks` open the prompt; the first `resident_blocks` were predicted to be resident.
         """
         actual = report.cached_tokens
-        if actual is None:
+        if actual is None or not blocks:
             return None
         before = max(sorted(self._before)[len(self._before) // 2], 0.0) if self._before else 0.0
         shares, prompt_tokens = report.block_ends, report.prompt_tokens
-        if shares is not None and prompt_tokens is not None and len(shares) == len(blocks) and _ascend(shares):
-            is_counted = True
-            ends = [share * prompt_tokens for share in shares]
-            before = min(before, ends[0])
-            at_least = [prompt_tokens * share / (share + _DENSITY_RATIO * (1 - share)) for share in shares]
+        counted = None
+        if shares is not None and prompt_tokens is not None and _ascend(shares, len(blocks)):
+            counted = [share * prompt_tokens for share in shares]
+            ends = [min(before, counted[0]), *counted]
         else:
-            is_counted = False
-            lengths = [planned.block.tokens for planned in blocks]
-            ends = [before + length for length in accumulate(lengths)]
-            least_before = max(sorted(self._before)[len(self._before) // 10], 0.0) if self._before else 0.0
-            at_least = [least_before + (1 - _MAX_ESTIMATE_ERROR) * length for length in accumulate(lengths)]
-        predicted = ends[resident_blocks - 1] if resident_blocks else before
+            ends = [*accumulate([planned.block.tokens for planned in blocks], initial=before)]
+        predicted = ends[resident_blocks]
         # With resident blocks the difference also contains their error, so use it only where nothing better exists.
-        if resident_blocks == 0 or not is_counted:
-            self._before.append(before + actual - predicted)
-        most = actual + _KV_BLOCK_TOKENS
-        held = next((count for count, least in enumerate(at_least) if least > most), len(at_least))
-        middles = [(start + end) / 2 for start, end in zip([before, *ends], ends, strict=False)]
-        likely = next((count for count, middle in enumerate(middles) if middle > actual), len(middles))
-        return UsageComparison(predicted, actual, held, likely)
+        if resident_blocks == 0 or counted is None:
+            self._before.append(ends[0] + actual - predicted)
+        return UsageComparison(predicted, actual, ends)
 
 
-def _ascend(shares: Sequence[float]) -> bool:
-    """Return True if these are shares from 0 to 1 that never fall; False for NaN."""
-    return all(before <= share <= 1 for before, share in zip((0, *shares), shares, strict=False))
+def _ascend(shares: Sequence[float], blocks: int) -> bool:
+    """Return True if these are shares of as many blocks from 0 to 1 that never fall; False for NaN."""
+    return len(shares) == blocks and all(
+        before <= share <= 1 for before, share in zip((0, *shares), shares, strict=False)
+    )
 
 
 class PredictionErrors:
@@ -162,79 +145,6 @@ class PredictionErrors:
             return None
         larger = sum(max(predicted, actual) for predicted, actual in self._compared)
         return sum(min(predicted, actual) for predicted, actual in self._compared) / larger if larger else 1.0
-
-
-class ReportFindings(NamedTuple):
-    """The conclusions from one answer."""
-
-    comparison: UsageComparison | None = None
-    """Prediction and engine's count, if the engine reported one."""
-    resident_blocks: int | None = None
-    """The engine held this many of the context's first blocks; None unless fewer than predicted."""
-    ordering_switched: bool = False
-    """True if this answer turned ordering off for the scope, or on again."""
-
-
-class ScopeFeedback:
-    """Learns from the answers of one scope: from cached tokens where the engine reports them, otherwise from TTFT."""
-
-    def __init__(self) -> None:
-        self.evidence = CachingEvidence()
-        """Evidence on whether the engine caches at all."""
-        self._usage = UsageFeedback()
-        self._ttft = TtftFeedback()
-
-    def learn(self, plan: ContextPlan, report: EngineReport, has_checkpoints: bool = False) -> ReportFindings:
-        """Learn from the answer to a plan whose context opens its prompt. O(blocks).
-
-        `has_checkpoints` is True for an engine that continues only from checkpoints. It may hold a block and still not
-        reuse it, so a shortfall shows nothing of residency there.
-        """
-        if not plan.blocks:
-            return ReportFindings()
-        ends = accumulate([planned.block.tokens for planned in plan.blocks])
-        predicted = sum(end <= plan.resident_tokens for end in ends) if plan.resident_tokens else 0
-        comparison = self._usage.compare(plan.blocks, predicted, report)
-        if comparison is not None:
-            switched = self.evidence.add(predicted > 0, comparison.actual)
-            held = comparison.resident_blocks
-            is_stale = held < predicted and not has_checkpoints
-            return ReportFindings(comparison, held if is_stale else None, switched)
-        if has_checkpoints:
-            return ReportFindings()
-        if report.ttft is not None and self._ttft.was_cold(plan.total_tokens, plan.resident_tokens, report.ttft):
-            return ReportFindings(resident_blocks=0)
-        return ReportFindings()
-
-
-class CachingEvidence:
-    """Turns ordering off for a scope whose engine evidently does not cache, and on again when it does.
-
-    Evidence against caching is a run of answers with zero reported cached tokens to prompts predicted to be partly
-    cached. Any cached token is evidence for it. An engine that reports nothing gives no evidence.
-    """
-
-    def __init__(self) -> None:
-        self._misses = self._requests = 0
-        self.is_off = False
-        """True while ordering is off."""
-
-    def keeps_order(self) -> bool:
-        """Return True if the request being planned keeps its order. Counts the request while ordering is off."""
-        if not self.is_off:
-            return False
-        self._requests += 1
-        return self._requests % _PROBE_INTERVAL != 0
-
-    def add(self, expected: bool, cached_tokens: int) -> bool:
-        """Add an answer, `expected` to reuse part of its context; return True if it turned ordering on or off."""
-        was_off = self.is_off
-        if cached_tokens > 0:
-            self._misses, self.is_off = 0, False
-        elif expected:
-            self._misses += 1
-            self.is_off = self._misses >= _PATIENCE
-        return self.is_off != was_off
 
 
 class TtftFeedback:

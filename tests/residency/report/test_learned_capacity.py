@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from warmprefix import ContextBlock, ContextPlanner, EngineReport
 from warmprefix.prefix import PrefixTree
-from warmprefix.residency.capacity import DEFAULT_CAPACITY, DistanceEvidence, LearnedCapacity
+from warmprefix.residency.capacity import DEFAULT_CAPACITY, Capacity, DistanceEvidence
 
 TOKENS = 100
 
@@ -135,12 +135,13 @@ def test_a_reset_forgets_the_capacity() -> None:
     )
 )
 def test_any_report_leaves_a_usable_capacity(reports: list[tuple[list[int], int, int]]) -> None:
-    capacity = LearnedCapacity()
+    capacity = Capacity("auto")
     for path, held, tokens in reports:
         keys = [bytes([key]) for key in path]
         lengths = [tokens] * len(path)
-        capacity.compare(capacity.distances("scope", keys), lengths, held)
+        capacity.compare(capacity.visit("scope", keys).distances, lengths, held)
         capacity.record("scope", keys, lengths)
+        assert capacity.tokens is not None
         assert capacity.tokens >= 1
 
 
@@ -148,6 +149,6 @@ def test_evidence_stays_finite_over_any_number_of_reports() -> None:
     evidence = DistanceEvidence()
     for _ in range(80_000):
         evidence.add([1_000, 50_000], [100, 100], 1)
-    better = evidence.better_capacity(DEFAULT_CAPACITY)
+    better, _ = evidence.judge(DEFAULT_CAPACITY, None)
     assert better is not None
     assert 1_000 < better <= 50_000

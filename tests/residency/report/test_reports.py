@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.prefix_integrity import check_integrity
 
-import warmprefix.residency.usage
+import warmprefix.residency.capacity
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner, EngineReport, Scope
 from warmprefix.residency import FeedStats, NoFeed, ResidencyTarget, ServedPrompt
 
@@ -52,44 +52,6 @@ def test_predictions_hold_on_an_engine_that_evicts(
     assert stats.residency_confidence > 0.85
 
 
-def test_an_emptied_cache_is_detected_with_the_first_answer(
-    open_engine: OpenEngine, serve: Serve, corpus: list[ContextBlock]
-) -> None:
-    engine = open_engine(400)
-    planner = ContextPlanner(capacity_tokens=100_000)
-    shared = corpus[:3]
-    for i in range(5):
-        serve(planner, engine, [*shared, corpus[10 + i]])
-    before = planner.plan([*shared, corpus[20]], preamble=PREAMBLE)
-    assert before.resident_tokens == sum(block.tokens for block in shared)
-    planner.abandon(before)
-    engine.empty()
-    plan, report = serve(planner, engine, [*shared, corpus[30]])
-    assert plan.resident_tokens > 0
-    assert report.cached_tokens == 0
-    assert planner.stats().stale_paths == 1
-    # Its own path is resident now; the other requests' blocks behind it are not.
-    again = planner.plan([*shared, corpus[30]], preamble=PREAMBLE)
-    assert again.resident_tokens == again.total_tokens
-    assert planner.plan([*shared, corpus[11]], preamble=PREAMBLE).resident_tokens == sum(
-        block.tokens for block in shared
-    )
-
-
-def test_a_shortfall_marks_the_rest_of_every_shared_path_stale() -> None:
-    planner = ContextPlanner()
-    a, b, c, d, e = BLOCKS
-    for tail in (c, d):
-        planner.commit(planner.plan([a, b, tail], order_locked=True))
-    report = EngineReport(cached_tokens=400, prompt_tokens=1_000, block_ends=ends(600, 800, 1_000))
-    plan = planner.plan([a, b, e], order_locked=True)
-    assert plan.resident_tokens == 100
-    planner.commit(plan, report=report)
-    assert planner.stats().stale_paths == 1
-    assert planner.plan([a, b, e], order_locked=True).resident_tokens == 150
-    assert planner.plan([a, b, c], order_locked=True).resident_tokens == 100
-
-
 def test_a_surplus_counts_as_an_error_but_not_as_a_shortfall() -> None:
     planner = ContextPlanner()
     a, b, c, *_ = BLOCKS
@@ -109,7 +71,7 @@ def test_a_report_after_the_commit_is_accepted() -> None:
     planner.commit(plan)
     planner.report(plan, EngineReport(0, 1_000, block_ends=ends(150, 200, 250)))
     stats = planner.stats()
-    assert (stats.reports, stats.stale_paths, stats.commits) == (1, 1, 2)
+    assert (stats.reports, stats.stale_paths, stats.commits) == (1, 0, 2)
     assert planner.plan([a, b, c]).resident_tokens == 150  # resident since that prompt
 
 
@@ -120,11 +82,12 @@ def test_a_count_without_block_ends_is_compared_with_the_usual_length_before_the
         fresh = [ContextBlock(f"{i} {n} " * 50) for n in range(4)]
         planner.commit(planner.plan(fresh), cached_tokens=preamble if i else 0)
     planner.commit(planner.plan(BLOCKS), cached_tokens=preamble)
+    before = planner.stats()
     for cached in (250, 350, 150):  # the caller's count of 250 tokens is not the engine's
         planner.commit(planner.plan(BLOCKS), cached_tokens=preamble + cached)
-    assert planner.stats().stale_paths == 0
-    planner.commit(planner.plan(BLOCKS), cached_tokens=preamble + 50)
-    assert planner.stats().stale_paths == 1
+    after = planner.stats()
+    assert after.predicted_cached_tokens - before.predicted_cached_tokens == 3 * (preamble + 250)
+    assert after.stale_paths == 0
 
 
 @pytest.mark.parametrize("placement", ["tail", "head"])
@@ -177,14 +140,15 @@ def test_ttft_counts_only_where_cached_tokens_are_not_reported() -> None:
 def test_ordering_is_off_while_the_engine_evidently_does_not_cache(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(warmprefix.residency.usage, "_PATIENCE", 5)
+    monkeypatch.setattr(warmprefix.residency.capacity, "_PATIENCE", 5)
     planner = ContextPlanner()
     a, b, c, d, e = BLOCKS
     nothing = EngineReport(0, 1_000, block_ends=ends(50, 100, 150))
     with caplog.at_level(logging.WARNING, logger="warmprefix"):
-        for _ in range(6):
+        for _ in range(7):  # the second one might find nothing because the engine keeps checkpoints
+            assert planner.stats().disabled_scopes == 0
             committed(planner, [a, b, c], nothing)
-    assert planner.stats().disabled_scopes == 1
+    assert (planner.stats().disabled_scopes, planner.stats().engine_model) == (1, "off")
     assert len(caplog.records) == 1
     assert "evidently caches nothing" in caplog.text
     plans = [committed(planner, [c, b, a], nothing) for _ in range(32)]
@@ -197,8 +161,8 @@ def test_ordering_is_off_while_the_engine_evidently_does_not_cache(
     assert committed(planner, [c, b, a], nothing).resident_tokens == 150
 
 
-def test_ordering_is_turned_off_per_scope(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warmprefix.residency.usage, "_PATIENCE", 2)
+def test_ordering_is_turned_off_per_tenant(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warmprefix.residency.capacity, "_PATIENCE", 2)
     planner = ContextPlanner()
     a, b, c, *_ = BLOCKS
     for tenant in ("uncached", "fine"):
@@ -210,7 +174,7 @@ def test_ordering_is_turned_off_per_scope(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_misses_without_a_prediction_are_no_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warmprefix.residency.usage, "_PATIENCE", 2)
+    monkeypatch.setattr(warmprefix.residency.capacity, "_PATIENCE", 2)
     planner = ContextPlanner()
     for i in range(10):
         committed(planner, [ContextBlock(f"{i} {n}") for n in range(4)], EngineReport(0, 1_000))
@@ -270,13 +234,15 @@ def test_a_feed_receives_the_prompts_and_decides_about_residency() -> None:
     assert feed.closed
 
 
-@pytest.mark.parametrize(("connected", "token_ids"), [(False, range(1_000)), (True, None), (False, None)])
-def test_reports_decide_while_the_feed_is_incomplete(connected: bool, token_ids: Any) -> None:
-    planner = ContextPlanner(feed=Feed(connected))
-    for _ in range(2):
-        report = EngineReport(0, 1_000, prompt_token_ids=token_ids, block_ends=ends(50, 100, 150))
-        committed(planner, BLOCKS[:3], report)
-    assert planner.stats().stale_paths == 1
+def test_times_show_nothing_if_there_is_a_feed() -> None:
+    for feed, stale in ((None, 1), (NoFeed(), 1), (Feed(), 0)):
+        planner = ContextPlanner(feed=feed)
+        for i in range(10):
+            plan = planner.plan([ContextBlock(f"{i} {n} " * 50) for n in range(4)])
+            planner.commit(plan, report=EngineReport(ttft=0.001 * plan.total_tokens))
+        planner.commit(planner.plan(BLOCKS))
+        planner.commit(planner.plan(BLOCKS), report=EngineReport(ttft=9.0))
+        assert planner.stats().stale_paths == stale
 
 
 @pytest.mark.parametrize("characters_per_token", [(2, 2), (2, 5), (5, 2)])
@@ -294,10 +260,10 @@ def test_different_token_densities_are_no_shortfall(characters_per_token: tuple[
 
 
 def test_pinned_blocks_keep_their_place_while_ordering_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warmprefix.residency.usage, "_PATIENCE", 1)
+    monkeypatch.setattr(warmprefix.residency.capacity, "_PATIENCE", 1)
     planner = ContextPlanner()
-    planner.commit(planner.plan(BLOCKS))
-    planner.commit(planner.plan(BLOCKS), cached_tokens=0)
+    for _ in range(3):
+        planner.commit(planner.plan(BLOCKS), cached_tokens=0)
     assert planner.stats().disabled_scopes == 1
     last, first = ContextBlock("The rules.", pinned="end"), ContextBlock("The start.", pinned="start")
     plan = planner.plan([last, BLOCKS[1], BLOCKS[0], first])
@@ -319,7 +285,7 @@ def test_a_failing_feed_only_costs_a_count() -> None:
     planner = ContextPlanner(feed=Broken())
     plan = planner.plan(BLOCKS)
     assert planner.commit(plan, report=EngineReport(0, 10, prompt_token_ids=[1]))
-    assert planner.stats().feed_errors >= 2
+    assert planner.stats().feed_errors >= 1
 
 
 # -- bad input -----------------------------------------------------------------------------------------------------
