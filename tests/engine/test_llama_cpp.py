@@ -146,7 +146,7 @@ def test_a_template_without_a_system_role_keeps_preamble_and_context(
 def test_each_prompt_finds_what_the_rule_predicts(
     one_layer: Path, questions: list[EngineQuestion], slots: int, planned: bool
 ) -> None:
-    cache = SlotCache(slots)
+    cache = SlotCache(slots, host_memory=False)
     policy = {} if planned else {"policy": "relevance", "annotate": "none"}
     predicted, reported = [], []
     with (
