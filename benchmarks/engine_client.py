@@ -41,7 +41,9 @@ class EngineClient:
     """
 
     def __init__(self, base_url: str, model: str | None = None, api_key: str | None = None) -> None:
-        self._url = urlsplit(base_url.rstrip("/"))
+        self.url = base_url.rstrip("/")
+        """Base URL, with `/v1`."""
+        self._url = urlsplit(self.url)
         self._headers = {"content-type": "application/json"}
         if api_key is not None:
             self._headers["authorization"] = f"Bearer {api_key}"

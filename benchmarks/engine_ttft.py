@@ -1,12 +1,16 @@
 """Time to first token on a real engine: the same requests in relevance order, in published orders, and in ours.
 
     python benchmarks/engine_ttft.py --start-vllm [--mode online] [--text stdlib] [--requests 400] [--k 8] [--kv 100000]
+    python benchmarks/engine_ttft.py --start-vllm --shape smollm2 --requests 60 --k 5
+    python benchmarks/engine_ttft.py --start-llama --requests 60 --k 5
     python benchmarks/engine_ttft.py --endpoint http://localhost:8000/v1
 
-With `--start-vllm` every arm gets a real vLLM of its own on the CPU (vllm_server.py), and request by request each arm
-takes its turn, so that only one engine works at a time and other load on the machine affects all arms alike. With
-`--endpoint` the arms follow each other on one engine, whose prefix cache is reset between them if it allows
-`/reset_prefix_cache`; a different number in front of each run's instructions keeps the runs apart.
+With `--start-vllm` and `--kv` every arm gets a real vLLM of its own on the CPU (vllm_server.py); without `--kv`, where
+nothing is ever evicted, all arms share one. With `--start-llama` every arm gets a llama.cpp server of its own, with a
+small real model. Request by request each arm takes its turn, so that only one engine works at a time and other load on
+the machine affects all arms alike. With `--endpoint` the arms follow each other on one engine, whose prefix cache is
+reset between them if it allows `/reset_prefix_cache`. A different number in front of each arm's instructions keeps the
+arms apart.
 
 Modes: `online`, requests one by one; `batch`, all requests planned together; `turns`, follow-up questions, where
 context stays in the history; `control`, where no two requests share a block, so that nothing can be saved.
@@ -19,14 +23,15 @@ its times in both arms. Hits are the engine's reported share of all prompt token
 for the same requests and cache size, of context tokens. "Saved" is the share of relevance order's prefilled
 tokens that is not prefilled; its prediction includes tokens that replay does not see, such as questions.
 
-Runs of 400 requests or more are merged into `results/engine_ttft.csv`, each in the place of an earlier one of the same
-kind; `--out FILE` merges any run into another file.
+Runs of 400 requests or more, and of 60 or more with a model of real weights, are merged into
+`results/engine_ttft.csv`, each in the place of an earlier one of the same kind; `--samples FILE` keeps all times.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.metadata
 import json
 import random
 import statistics
@@ -47,17 +52,22 @@ from engine_client import EngineClient
 from engine_workload import TEXTS, EngineQuestion, as_trace, counted, read, taking_turns, unshared
 from result_files import commit, processor, write_rows
 from vllm_server import BLOCK_SIZE, SHAPES, VllmServer, engine_version
+from warmprefix_tools.local.llama_server import LocalModel
 from warmprefix_tools.traces.trace import Trace
 
 NAME = "engine_ttft"
 FULL_LENGTH = 400
+REAL_LENGTH = 60
+"""The same, for a model of real weights, of which a CPU computes some hundred tokens a second."""
 RESAMPLES = 2_000
 AT_A_TIME = 4
 """Minimum of concurrent conversations, if the text does not define them."""
 LONGEST = 65_536
 """Tokens per prompt."""
 UNBOUNDED = 10**9
-KIND = ("mode", "text", "concurrency", "kv_tokens", "requests", "k", "seed", "engine", "arm")
+MOST_KV = {"tiny": 10**8, "wide": 10**8, "smollm2": 260_000, "smollm2-1": 10**7}
+"""Tokens of the KV cache that fit into the memory of a small machine, by model."""
+KIND = ("mode", "text", "concurrency", "kv_tokens", "requests", "k", "seed", "engine", "model_shape", "arm")
 """Rows with equal values of these are the same measurement."""
 COUNTED = ("hit_percent", "predicted_hit_percent", "saved_percent", "predicted_saved_percent")
 ARMS = {
@@ -88,10 +98,13 @@ def main() -> None:
     if options.mode == "control":
         asked = unshared(asked)
     with contextlib.ExitStack() as stack:
-        engines = started(options, asked, stack) if options.start_vllm else reached(options)
+        if options.start_llama:
+            engines = started_llama(options, stack)
+        else:
+            engines = started(options, asked, stack) if options.start_vllm else reached(options)
         rows = measure(options, counted(asked, engines.count_tokens), engines)
     print_rows(rows)
-    if len(asked) >= FULL_LENGTH:
+    if len(asked) >= (REAL_LENGTH if rows[0]["model_shape"] == "smollm2" else FULL_LENGTH):
         write_rows(NAME, rows, KIND)
     disagreeing = [row["arm"] for row in rows if not row["metrics_agree"]]
     if disagreeing:
@@ -102,9 +115,8 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     engine = parser.add_mutually_exclusive_group(required=True)
     engine.add_argument("--endpoint", help="base URL of an OpenAI-compatible engine, with /v1")
-    engine.add_argument(
-        "--start-vllm", action="store_true", help="start one on the CPU for each arm, and install it if necessary"
-    )
+    engine.add_argument("--start-vllm", action="store_true", help="start vLLM on the CPU, and install it if necessary")
+    engine.add_argument("--start-llama", action="store_true", help="start a llama.cpp server for each arm")
     parser.add_argument("--model", help="model of the endpoint; by default the first one listed")
     parser.add_argument("--api-key", help="API key of the endpoint")
     parser.add_argument("--shape", choices=SHAPES, default="wide", help="shape of the model that vLLM serves")
@@ -129,15 +141,15 @@ def arguments() -> argparse.Namespace:
 class Engines:
     """Yield one engine per arm, or one for all."""
 
-    def __init__(self, clients: Sequence[EngineClient], capacity_tokens: int, version: str) -> None:
+    def __init__(
+        self, clients: Sequence[EngineClient], capacity_tokens: int, version: str, *, takes_turns: bool = True
+    ) -> None:
         self.clients = clients
+        self.takes_turns = takes_turns
+        """True if the arms take turns, request by request."""
         self.capacity_tokens = capacity_tokens
         self.version = version
         self._counts: dict[str, int] = {}
-
-    @property
-    def is_shared(self) -> bool:
-        return len(self.clients) == 1
 
     def count_tokens(self, text: str) -> int:
         """Count with the engine's tokenizer, or with the planner's estimate if the engine has none."""
@@ -150,10 +162,11 @@ class Engines:
 
 
 def started(options: argparse.Namespace, asked: Sequence[EngineQuestion], stack: contextlib.ExitStack) -> Engines:
-    """Start a vLLM per arm, with the requested KV cache, or one large enough for all prompts."""
-    everything = sum(len(text.encode()) for request in asked for text in prompt_texts(request)) // 2
-    kv_blocks = (options.kv or everything) // BLOCK_SIZE + 1
-    servers = [VllmServer(options.shape, kv_blocks=kv_blocks, longest=LONGEST) for _ in options.arms]
+    """Start a vLLM per arm, with the requested KV cache, or one large enough for all prompts of all arms."""
+    everything = sum(len(text.encode()) for request in asked for text in prompt_texts(request)) // 2 * len(options.arms)
+    kv_blocks = (options.kv or min(everything, MOST_KV[options.shape])) // BLOCK_SIZE + 1
+    count = 1 if options.kv is None else len(options.arms)
+    servers = [VllmServer(options.shape, kv_blocks=kv_blocks, longest=LONGEST) for _ in range(count)]
     for server in servers:
         stack.callback(server.close)
     for number, server in enumerate(servers):
@@ -166,6 +179,13 @@ def started(options: argparse.Namespace, asked: Sequence[EngineQuestion], stack:
     return Engines(clients, servers[0].capacity_tokens, engine_version())
 
 
+def started_llama(options: argparse.Namespace, stack: contextlib.ExitStack) -> Engines:
+    """Start a llama.cpp server per arm: four slots, and earlier prompts in host memory."""
+    servers = [stack.enter_context(LocalModel(slots=max(4, options.concurrency), context=4_096)) for _ in options.arms]
+    clients = [EngineClient(server.base_url) for server in servers]
+    return Engines(clients, UNBOUNDED, f"xllamacpp {importlib.metadata.version('xllamacpp')}")
+
+
 def prompt_texts(asked: EngineQuestion) -> Iterator[str]:
     yield from (PREAMBLE, asked.question, asked.answer)
     yield from (block.text for block in asked.blocks)
@@ -174,7 +194,8 @@ def prompt_texts(asked: EngineQuestion) -> Iterator[str]:
 def reached(options: argparse.Namespace) -> Engines:
     """Return the endpoint with the given or reported cache size, or one that is never full."""
     client = EngineClient(options.endpoint, options.model, options.api_key)
-    return Engines([client], options.kv or client.capacity_tokens() or UNBOUNDED, options.endpoint)
+    capacity = options.kv or client.capacity_tokens() or UNBOUNDED
+    return Engines([client], capacity, options.endpoint, takes_turns=False)
 
 
 # -- measuring ---------------------------------------------------------------------------------------------------------
@@ -192,7 +213,7 @@ def measure(options: argparse.Namespace, asked: Sequence[EngineQuestion], engine
             Run(arm_of(options, name, asked, engines, repeat), engines.clients[place % len(engines.clients)], asked)
             for place, name in enumerate(options.arms)
         ]
-        serve(runs, options.concurrency, repeat, one_by_one=engines.is_shared)
+        serve(runs, options.concurrency, repeat, one_by_one=not engines.takes_turns)
         for run, name in zip(runs, options.arms, strict=True):
             samples.setdefault(name, []).append(run.in_order_of_arrival())
             agree[name] = agree.get(name, True) and run.metrics_agree
@@ -210,11 +231,11 @@ def measure(options: argparse.Namespace, asked: Sequence[EngineQuestion], engine
         "k": options.k,
         "seed": options.seed,
         "concurrency": options.concurrency,
-        "kv_tokens": options.kv if options.start_vllm else engines.capacity_tokens,
+        "kv_tokens": options.kv if options.endpoint is None else engines.capacity_tokens,
     }
     origin = {
         "engine": engines.version,
-        "model_shape": options.shape if options.start_vllm else None,
+        "model_shape": "smollm2" if options.start_llama else options.shape if options.start_vllm else None,
         "processor": processor(),
         "commit": commit(),
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M"),
@@ -256,7 +277,7 @@ class Run:
 
     def __init__(self, arm: Arm, client: EngineClient, asked: Sequence[EngineQuestion]) -> None:
         self.arm = arm
-        self._client = client
+        self.client = client
         by_number = {request.number: request for request in asked}
         self._waiting = [by_number[number] for number in arm.order()]
         self._waiting.reverse()
@@ -267,21 +288,19 @@ class Run:
 
     def begin(self) -> None:
         """Begin with an empty cache, if the engine allows it."""
-        self._client.reset_prefix_cache()
+        self.client.reset_prefix_cache()
         self._counted = self._counters()
 
-    def end(self) -> None:
-        """Compare the engine's metrics with its reported usage."""
-        sums = [
-            sum(s.prompt_tokens for s in self._samples.values()),
-            sum(s.cached_tokens for s in self._samples.values()),
-        ]
+    def end(self, runs: Sequence[Run]) -> None:
+        """Compare the engine's metrics with the reported usage of all runs on it."""
+        sampled = [sample for run in runs if run.client is self.client for sample in run.in_order_of_arrival()]
+        sums = [sum(s.prompt_tokens for s in sampled), sum(s.cached_tokens for s in sampled)]
         for before, after, used in zip(self._counted, self._counters(), sums, strict=True):
             if before is not None and after is not None and after - before != used:
                 self.metrics_agree = False
 
     def _counters(self) -> tuple[float | None, float | None]:
-        return self._client.counter("prefix_cache_queries_total"), self._client.counter("prefix_cache_hits_total")
+        return self.client.counter("prefix_cache_queries_total"), self.client.counter("prefix_cache_hits_total")
 
     @property
     def is_done(self) -> bool:
@@ -307,7 +326,7 @@ class Run:
         began = time.perf_counter()
         prepared = self.arm.prepare(asked)
         planning = time.perf_counter() - began
-        answer = self._client.ask(prepared.messages)
+        answer = self.client.ask(prepared.messages)
         self.arm.answered(asked, prepared, answer)
         waited = answer.ttft + (0.0 if isinstance(self.arm, Batch) else planning)
         return Sample(asked, waited, planning, answer.prompt_tokens, answer.cached_tokens)
@@ -326,7 +345,7 @@ def serve(runs: Sequence[Run], concurrency: int, repeat: int, *, one_by_one: boo
                 run.begin()
                 while not run.is_done:
                     run.serve_group(concurrency, pool)
-                run.end()
+                run.end([run])
             return
         for run in runs:
             run.begin()
@@ -335,7 +354,7 @@ def serve(runs: Sequence[Run], concurrency: int, repeat: int, *, one_by_one: boo
                 runs[(place + turn) % len(runs)].serve_group(concurrency, pool)
             turn += 1
         for run in runs:
-            run.end()
+            run.end(runs)
 
 
 # -- results -----------------------------------------------------------------------------------------------------------
