@@ -14,11 +14,13 @@ ARMS = ("relevance", "frequency", "greedy", "context-index", "coaccess", "merge"
 PUBLISHED = ("frequency", "greedy", "context-index")
 TEXTS = {"stdlib": "standard library", "lihua": "lihua", "xquad": "xquad_squad"}
 MODES = {
-    "online": "Online",
-    "batch": "Batch",
-    "turns": "Follow-ups in conversations",
-    "control": "Control, nothing in common",
+    "online": "online",
+    "batch": "batch",
+    "turns": "follow-ups in conversations",
+    "control": "control, nothing in common",
 }
+MODELS = {"smollm2": "SmolLM2-135M", "wide": "random weights"}
+"""Models by their shapes in `engine_ttft.csv`."""
 
 
 def overview(rows: Sequence[Row]) -> str:
@@ -30,7 +32,7 @@ def overview(rows: Sequence[Row]) -> str:
         published = [by_name[name] for name in PUBLISHED if name in by_name]
         best = max(published, key=lambda row: float(row["ratio_mean"]), default=None)
         cells = [
-            title(ours).removesuffix("."),
+            title(ours),
             f"{by_name['relevance']['ttft_p50_ms']:.0f} → {ours['ttft_p50_ms']:.0f} ms",
             f"**{ours['ratio_p50']:.2f}**",
             f"**{ours['ratio_mean']:.2f}**",
@@ -41,10 +43,12 @@ def overview(rows: Sequence[Row]) -> str:
 
 
 def runs(rows: Sequence[Row]) -> Iterator[list[Row]]:
-    """Group the rows by run."""
+    """Group the rows by run: those with real weights first."""
 
     def run(row: Row) -> tuple[object, ...]:
         return (
+            [*MODELS].index(row["model_shape"]),
+            not row["engine"].startswith("vllm"),
             [*MODES].index(row["mode"]),
             [*TEXTS].index(row["text"]),
             row["concurrency"],
@@ -75,9 +79,10 @@ def over_seeds(rows: Sequence[Row]) -> Row:
 def title(row: Row) -> str:
     cache = "" if row["kv_tokens"] is None else f", a cache of {row['kv_tokens']:,} tokens"
     at_once = "one at a time" if row["concurrency"] == 1 else f"{row['concurrency']} at a time"
-    what = f"{MODES[row['mode']]}, {TEXTS[row['text']]}"
+    engine = "vLLM" if row["engine"].startswith("vllm") else "llama.cpp"
+    what = f"{MODELS[row['model_shape']]} on {engine}, {MODES[row['mode']]}, {TEXTS[row['text']]}"
     seeds = f", {row['seeds']} seeds" if "seeds" in row else ""
-    return f"{what}: {row['requests']} requests of {row['k']} blocks, {at_once}{cache}{seeds}."
+    return f"{what}: {row['requests']} requests of {row['k']} blocks, {at_once}{cache}{seeds}"
 
 
 ROUTES = ("chat", "completions", "responses", "messages")

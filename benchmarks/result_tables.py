@@ -75,18 +75,21 @@ def readme(online: Sequence[Row], engine: Sequence[Row]) -> str:
     """Return hit ratios over all traces, and savings over the runs on vLLM in which all orders took part."""
     runs: dict[tuple[object, ...], dict[str, Row]] = {}
     for row in engine:
-        run = tuple(row[key] for key in ("mode", "text", "requests", "k", "seed", "concurrency", "kv_tokens"))
-        runs.setdefault(run, {})[row["arm"]] = row
+        run = tuple(row[key] for key in ("engine", "mode", "text", "requests", "k", "seed", "concurrency", "kv_tokens"))
+        runs.setdefault((row["model_shape"], *run), {})[row["arm"]] = row
     orders = {name: ENGINE_ARMS.get(name, name) for name in ORDERS if name != "oracle"}
-    complete = [run for run in runs.values() if run.keys() >= {*orders.values()}]
+    complete = {run: arms for run, arms in runs.items() if arms.keys() >= {*orders.values()}}
+    real, random = ([arms for run, arms in complete.items() if run[0] == shape] for shape in ("smollm2", "wide"))
     hits = {name: fmean(row["hit_percent"][name]["100000"] for row in online) for name in orders}
     rows = []
     for name, arm in orders.items():
-        saved, ratio = (fmean(run[arm][key] for run in complete) for key in ("saved_percent", "ratio_mean"))
-        cells = [f"{hits[name]:.1f} %", f"{hits[name] / hits['relevance']:.1f}", f"{saved:.1f} %", f"{ratio:.2f}"]
+        saved = fmean(run[arm]["saved_percent"] for run in random)
+        times = [fmean(run[arm]["ratio_mean"] for run in measured) for measured in (real, random)]
+        cells = [f"{hits[name]:.1f} %", f"{hits[name] / hits['relevance']:.1f}", f"{saved:.1f} %"]
+        cells += [f"{ratio:.2f}" for ratio in times]
         rows.append([ORDERS[name], *([f"**{cell}**" for cell in cells] if name == "coaccess" else cells)])
     header = ["order of the passages", "hit ratio", "times that of relevance order", "prefill saved, net"]
-    return table([*header, "TTFT, times shorter"], rows)
+    return table([*header, "TTFT, times shorter: SmolLM2", "random weights"], rows)
 
 
 def net(rows: Sequence[Row]) -> str:
