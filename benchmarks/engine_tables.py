@@ -8,7 +8,7 @@ from itertools import groupby
 
 from result_files import Row
 
-__all__ = ["contract", "overview"]
+__all__ = ["contract", "live", "overview"]
 
 ARMS = ("relevance", "frequency", "greedy", "context-index", "coaccess", "merge")
 PUBLISHED = ("frequency", "greedy", "context-index")
@@ -83,6 +83,38 @@ def title(row: Row) -> str:
     what = f"{MODELS[row['model_shape']]} on {engine}, {MODES[row['mode']]}, {TEXTS[row['text']]}"
     seeds = f", {row['seeds']} seeds" if "seeds" in row else ""
     return f"{what}: {row['requests']} requests of {row['k']} blocks, {at_once}{cache}{seeds}"
+
+
+LIVE_ENGINES = {
+    "vllm": "vLLM",
+    "vllm-sliding": "vLLM, sliding windows, block 128",
+    "vllm-recurrent": "vLLM, recurrent layers, block 256",
+    "sglang": "SGLang",
+    "llama.cpp": "llama.cpp, 4 slots, host memory",
+}
+LIVE_ARMS = {
+    "link": "link",
+    "commit, report": "`commit`, then `report`",
+    "1 prime": "1 prime",
+    "named, 1 prime": "1 prime, profile named",
+    "batch": "batch",
+}
+
+
+def live(rows: Sequence[Row]) -> str:
+    """Return the prefill saved on live engines, by way of use, as Markdown."""
+    found = {(row["engine"], row["arm"]): row for row in rows}
+    lines = [
+        f"| % of prefill saved | requests | {' | '.join(LIVE_ARMS.values())} |",
+        "|---" * (len(LIVE_ARMS) + 2) + "|",
+    ]
+    for engine, name in LIVE_ENGINES.items():
+        if (base := found.get((engine, "relevance"))) is None:
+            continue
+        shown = [found.get((engine, arm)) for arm in LIVE_ARMS]
+        cells = ["-" if row is None else f"{row['saved_percent']:.1f}" for row in shown]
+        lines.append(f"| {name} | {base['requests']} of {base['k']} blocks | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 ROUTES = ("chat", "completions", "responses", "messages")
