@@ -81,7 +81,7 @@ class PrimeStats:
     reported them. Later requests may find more. Not counted in a run of a batch."""
 
 
-class _Line:
+class _FittedLine:
     """A line fitted to points, with more weight for later ones."""
 
     def __init__(self, weight: float) -> None:
@@ -128,7 +128,7 @@ class _Pace:
 
     def __init__(self) -> None:
         self._latest = 0.0
-        self._line = _Line(self._USUAL)
+        self._line = _FittedLine(self._USUAL)
 
     def add(self, tokens: int, seconds: float) -> None:
         """Add an answer."""
@@ -177,7 +177,7 @@ class PrimeLengths:
     some engines add tokens of the template."""
 
     def __init__(self) -> None:
-        self._line = _Line(self._WEIGHT)
+        self._line = _FittedLine(self._WEIGHT)
         self._error = 0.0
 
     def add(self, estimated: int, tokens: int) -> None:
