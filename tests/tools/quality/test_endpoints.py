@@ -15,6 +15,8 @@ from tests.tools.quality.conftest import filled
 
 from warmprefix_tools.quality.answer_store import AnswerStore
 from warmprefix_tools.quality.pace import RunPace
+from warmprefix_tools.quality.remarks import remarks
+from warmprefix_tools.quality.results import results_of
 
 Run = Callable[..., Finished]
 LISTED = {
@@ -161,6 +163,20 @@ def test_a_log_gets_a_line_per_minute() -> None:
     shown = [made for made in range(1, 6001) if on_terminal.line(6000 - made, 100.0 + made) is not None]
     assert shown == [20]
     assert RunPace(30, 5.0, is_terminal=False).line(10, 5.0) is None  # a clock without progress
+
+
+def test_a_model_that_ignores_the_question_is_noticed(tmp_path: Path) -> None:
+    cases = {
+        "guesses": (["right"] * 12 + [f"x {n}" for n in range(68)], False, True),
+        "one answer": (["right"] * 12 + ["Sorry."] * 68, True, True),
+        "a reader": (["right"] * 60 + ["Sorry."] * 20, False, False),
+    }
+    for name, (answers, is_same, is_chance) in cases.items():
+        with filled(tmp_path / name, {"relevance": answers}) as store:
+            text = " ".join(remarks(results_of(store, "contains", 0.01)))
+        assert ("Does the model ignore the question?" in text) == is_same
+        assert ("right no more often" in text) == is_chance
+        assert "a guess among the passages is right in 12.5%" in text
 
 
 # -- what is published -------------------------------------------------------------------------------------------------

@@ -102,14 +102,16 @@ def answers_page(model: str) -> str:
         ArmResult(
             *(arm, "relevance", 500, 3, 1, scores, scores.contains, 0, 480, comparison),
             dict.fromkeys(MEASURES, comparison) if comparison else {},
-            *(0.02, 400_000, 100_000, 0.2 if comparison else None, 480, 470),
+            *(0.02, 400_000, 100_000, 0.2 if comparison else None, 480, 470, 0.01),
         )
         for arm, comparison in compared.items()
     ]
     places = {place: 0.7 - place / 100 for place in range(1, 9)}
     settings = {"model": model, "data": model}
     return quality_page(
-        QualityResults(settings, 500, "contains", 0.01, True, model, tuple(arms), places, OrderEffect(5, 0.01, 0.1))
+        QualityResults(
+            settings, 500, "contains", 0.01, True, model, tuple(arms), places, OrderEffect(5, 0.01, 0.1), 0.1
+        )
     )
 
 

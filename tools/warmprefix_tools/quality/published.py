@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import date
-from statistics import fmean
 from typing import Any
 
 import warmprefix
@@ -32,14 +31,13 @@ def published(results: QualityResults, questions: Sequence[EvidenceQuestion], da
     """
     settings = results.settings
     data = str(settings["data"])
-    known = [question.chance for question in questions if question.chance is not None]
     fields: dict[str, Any] = {
         "format": _FORMAT,
         "model": settings["model"],
         "set": data if data in DATA_SETS or data.split(":")[0] == MADE_UP else _OWN,
         "questions": results.questions,
         "passages": max([len(question.passages) for question in questions], default=0),
-        "chance": round(fmean(known), _DIGITS) if len(known) == len(questions) > 0 else None,
+        "chance": None if results.chance is None else round(results.chance, _DIGITS),
         "system": "default" if settings.get("system") == SYSTEM else _OWN,
         **{name: settings.get(name) for name in ("max_tokens", "repeats")},
         "measure": results.measure if ":" not in results.measure else _OWN,

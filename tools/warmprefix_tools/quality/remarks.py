@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from warmprefix_tools.quality.paired import Comparison, loss_of, questions_needed
 from warmprefix_tools.quality.results import ANNOTATE, ArmResult, QualityResults, verdict
 from warmprefix_tools.quality.scores import MEASURES
@@ -11,6 +13,10 @@ __all__ = ["interval", "measure_cells", "remarks"]
 
 _SIGNS = {1: "better", 0: "not shown to differ", -1: "worse"}
 _MINUS = "\u2212"
+_SAME = 0.5
+"""Share of equal answers that calls for a remark."""
+_DEVIATIONS = 2.0
+"""Standard errors by which answers must be better than guesses."""
 _LONGER = 1.5
 """How much longer answers must be for a remark."""
 
@@ -59,6 +65,27 @@ def remarks(results: QualityResults) -> list[str]:
         )
     for arm in results.arms:
         found += _answer_remarks(arm)
+        found += _guess_remarks(arm, results.chance)
+    return found
+
+
+def _guess_remarks(arm: ArmResult, chance: float | None) -> list[str]:
+    """Return what shows that a model does not read the evidence or the question."""
+    found: list[str] = []
+    right = arm.scores.contains
+    if arm.same_text >= _SAME and right < arm.same_text / 2:
+        share = 100 * arm.same_text
+        found.append(f"{arm.arm}: {share:.0f}% of the answers are the same text. Does the model ignore the question?")
+    if chance is not None and arm.arm == arm.baseline and arm.answers:
+        error = math.sqrt(chance * (1 - chance) / arm.answers)
+        found.append(
+            f"{arm.arm}: a guess among the passages is right in {100 * chance:.1f}% of the questions."
+            + (
+                " The model is right no more often, so this set can't show what it loses."
+                if right < chance + _DEVIATIONS * error
+                else ""
+            )
+        )
     return found
 
 

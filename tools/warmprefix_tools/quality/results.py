@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean, pstdev
@@ -76,6 +76,8 @@ class ArmResult:
     """Labels that the answers name."""
     right_citations: int
     """Those of passages that the answer follows from."""
+    same_text: float
+    """Share of the questions with the arm's most frequent answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,8 @@ class QualityResults:
     """Mean score by the place of the passage with the answer, from 1 on; empty if no arm moved it."""
     orders: OrderEffect | None
     """None if there were fewer than two random orders."""
+    chance: float | None
+    """Share of guesses that are right; None if it is unknown."""
 
     @property
     def annotate(self) -> str | None:
@@ -173,6 +177,7 @@ def results_of(store: AnswerStore, measure: str, margin: float | None = None) ->
     )
     arms = tuple([results.of(arm, baseline) for arm, baseline in baselines.items()])
     places = {place: arm.score for arm in arms if (place := arm_number(arm.arm, "gold")) and arm.score is not None}
+    chances = [question.chance for question in questions if question.chance is not None]
     orders = [scored[arm].values for arm in baselines if arm_number(arm, "shuffled") and not judged]
     return QualityResults(
         settings,
@@ -184,6 +189,7 @@ def results_of(store: AnswerStore, measure: str, margin: float | None = None) ->
         arms,
         dict(sorted(places.items())),
         _order_effect(orders),
+        fmean(chances) if len(chances) == len(questions) > 0 else None,
     )
 
 
@@ -227,6 +233,7 @@ class _Comparer:
             self._saved(mine, others) if arm != baseline else None,
             sum(answer.citations or 0 for answer in given),
             sum(answer.right_citations or 0 for answer in given),
+            max(Counter(mine.first_texts.values()).values(), default=0) / max(1, len(mine.first_texts)),
         )
 
     def _compared(self, mine: _ScoredArm, others: _ScoredArm, both: Sequence[str], measure: str) -> Comparison:
