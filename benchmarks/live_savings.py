@@ -260,6 +260,7 @@ def measure(
     engine = ENGINES[name]
     asked = read("stdlib", requests or engine.requests, engine.k)
     rows: list[dict[str, Any]] = []
+    client.ask([{"role": "user", "content": "Warm up."}])  # SGLang has no counters before its first request
     for arm in ("relevance", *(arm for arm in engine.arms if arm != "relevance" and arm in arms)):
         empty(client)
         session = random.Random(f"{arm}{time.time_ns()}").randrange(10**8, 10**9)

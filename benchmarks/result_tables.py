@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from engine_tables import contract, overview
+from engine_tables import contract, live, overview
 from result_files import Row, read_rows
 
 __all__ = ["PAGES", "tables", "with_tables"]
@@ -33,6 +33,7 @@ def tables() -> dict[str, str]:
         "net": net(read_rows("net_gain")),
         "means": means(online),
         "engine": overview(read_rows("engine_ttft")),
+        "live": live(read_rows("live_savings")),
         "contract": contract(read_rows("engine_contract")),
         "costs": costs(),
         "batches": batches(read_rows("batch_quality_traces")),
