@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import sys
 from pathlib import Path
@@ -13,7 +14,13 @@ from openai import OpenAI
 
 from redis_servers import Server, wait_until
 from warmprefix import ContextBlock, ContextPlanner
+from warmprefix_tools.demo import servers
+from warmprefix_tools.demo.demo_options import DemoOptions
+from warmprefix_tools.demo.run_demo import run_demo
 from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer
+from warmprefix_tools.local import LocalModelError
+from warmprefix_tools.local.llama_server import LocalModel
+from warmprefix_tools.local.weights import MODEL, fetch_weights
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/tutorial.md").read_text(encoding="utf-8")
@@ -43,6 +50,46 @@ def test_the_script_saves_what_the_page_shows(
     assert abs(saving_in(printed) - saving_in(shown)) <= POINTS
     stats = names["planner"].stats()
     assert stats.commits == stats.reports == len(names["questions"])
+
+
+def rows_in(printed: str) -> list[list[float]]:
+    """Return the numbers of hit ratio, prompt tokens and prefilled tokens, without those of the change."""
+    rows = re.findall(r"^(?:hit ratio|prompt tokens|tokens prefilled \(net\)) +(\S+) +(\S+) ", printed, re.MULTILINE)
+    return [[float(cell.replace(",", "").rstrip("%")) for cell in row] for row in rows]
+
+
+def real_model_part() -> str:
+    (shown,) = re.findall(r"demo --model\n```\n.*?^```text\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+    return str(shown)
+
+
+def test_the_real_models_figures_fit_together() -> None:
+    hits, prompts, prefilled = rows_in(real_model_part())
+    for hit, prompt, computed in zip(hits, prompts, prefilled, strict=True):
+        assert hit == round(100 * (1 - computed / prompt), 1)
+
+
+@pytest.mark.slow
+def test_the_real_model_computes_what_the_page_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first layer of the model is enough: what is cached depends on tokens."""
+    pytest.importorskip("xllamacpp")
+    pytest.importorskip("gguf")
+    from gguf_layers import first_layers
+
+    try:
+        model = first_layers(fetch_weights(lambda line: None), tmp_path / "one-layer.gguf")
+    except LocalModelError as error:
+        pytest.skip(str(error))
+    monkeypatch.setattr(servers, "LocalModel", functools.partial(LocalModel, model))
+    run_demo(DemoOptions(model=True, html_file=tmp_path / "demo.html"))
+    printed = capsys.readouterr().out
+    assert f"of {MODEL}" in printed
+    shown, measured = rows_in(real_model_part()), rows_in(printed)
+    assert measured[0] == pytest.approx(shown[0], abs=POINTS)
+    for before, after in zip(shown[1:], measured[1:], strict=True):
+        assert after == pytest.approx(before, rel=POINTS / 100)
 
 
 def test_the_shown_figures_fit_together() -> None:
