@@ -127,10 +127,10 @@ class Capacity:
             return
         stated, source = self._stated
         better, is_random = self._evidence.judge(self.tokens, stated if source == "metrics" else None)
-        if is_random:
-            self.tokens, self.source = self._stated
-        elif better is not None:
+        if better is not None:
             self.tokens, self.source = better, "reports"
+        elif is_random:
+            self.tokens, self.source = self._stated
 
     def forget_reports(self) -> None:
         """Return to the capacity in the engine's metrics, or else to the default."""
