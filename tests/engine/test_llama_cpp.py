@@ -142,15 +142,15 @@ def test_a_template_without_a_system_role_keeps_preamble_and_context(
 
 
 @pytest.mark.parametrize("planned", [False, True], ids=["relevance order", "planned"])
-@pytest.mark.parametrize("slots", [1, 4])
+@pytest.mark.parametrize(("slots", "host_memory_mib"), [(1, 0), (4, 0), (1, 8_192), (4, 8_192)])
 def test_each_prompt_finds_what_the_rule_predicts(
-    one_layer: Path, questions: list[EngineQuestion], slots: int, planned: bool
+    one_layer: Path, questions: list[EngineQuestion], slots: int, host_memory_mib: int, planned: bool
 ) -> None:
-    cache = SlotCache(slots, host_memory=False)
+    cache = SlotCache(slots, host_memory=host_memory_mib > 0)
     policy = {} if planned else {"policy": "relevance", "annotate": "none"}
     predicted, reported = [], []
     with (
-        LocalModel(one_layer, slots=slots, host_memory_mib=0) as server,
+        LocalModel(one_layer, slots=slots, host_memory_mib=host_memory_mib) as server,
         ContextPlanner(**policy) as planner,  # type: ignore[arg-type]
     ):
         for question in questions:

@@ -7,6 +7,8 @@ The rules are those of `llama-server`, https://github.com/ggml-org/llama.cpp/tre
 - If it keeps less than half of the slot's prompt, that prompt is copied to host memory (`--cache-ram`). Then the slot
   takes the prompt from there that has more in common with the request, and keeps a larger share of itself, than its
   own. The request must share a quarter of that prompt. Taking a prompt moves it, so its other end is lost.
+- Then the prompts of the other idle slots are copied to host memory too, and stay where they are
+  (`--cache-idle-slots`).
 - The common tokens are reused, but the last one of a prompt is always computed.
 """
 
@@ -99,6 +101,10 @@ class SlotCache:
         slot = idle[best] if is_similar else min(idle, key=lambda each: each.used)
         if self._host is not None and not (is_similar and common[best] >= _LEAST_KEPT * len(slot.prompt.tokens)):
             slot.prompt = self._exchanged(self._host, slot.prompt, prompt)
+        if self._host is not None:
+            for other in idle:
+                if other is not slot:
+                    _save(self._host, other.prompt)
         read = min(slot.prompt.common_tokens(prompt), len(prompt.tokens) - 1)
         self._requests += 1
         slot.used, slot.is_busy = self._requests, True
@@ -106,9 +112,7 @@ class SlotCache:
 
     def _exchanged(self, host: list[_KeptPrompt], own: _KeptPrompt, prompt: MarkedPrompt) -> _KeptPrompt:
         """Copy a slot's prompt to host memory; return the one that the slot has now."""
-        if own.tokens and not any(kept.common_tokens(own) == len(own.tokens) for kept in host):
-            host[:] = [kept for kept in host if kept.common_tokens(own) < len(kept.tokens)]
-            host.append(own)
+        _save(host, own)
         best, most = own, own.common_tokens(prompt)
         share = most / len(own.tokens) if own.tokens else -1.0
         for kept in host:
@@ -127,6 +131,13 @@ class SlotCache:
         self._slots = [_Slot() for _ in self._slots]
         self._host = None if self._host is None else []
         return True
+
+
+def _save(host: list[_KeptPrompt], own: _KeptPrompt) -> None:
+    """Copy a slot's prompt to host memory, where it replaces those that it begins with."""
+    if own.tokens and not any(kept.common_tokens(own) == len(own.tokens) for kept in host):
+        host[:] = [kept for kept in host if kept.common_tokens(own) < len(kept.tokens)]
+        host.append(_KeptPrompt(list(own.tokens), own.salt))
 
 
 def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
