@@ -144,10 +144,9 @@ def _placed_well(
     moved: list[Placed] = []
     for (i, order), blocks in zip(placed, kept, strict=True):
         context = batch.contexts[i]
-        is_free = blocks and not batch.heads[i] and not batch.ends[i] and not batch.joined[i]
+        is_free = blocks and not (batch.heads[i] or batch.ends[i] or batch.joined[i])
         if is_free and context[0] not in order[:blocks]:  # so that moving it changes no need for a note
-            ranks = [context.index(number) for number in order]
-            _, best = place_well(ranks, blocks, lambda ranks: -reader.loss(ranks))
+            _, best = place_well([*map(context.index, order)], blocks, lambda ranks: -reader.loss(ranks))
             order = tuple([context[rank] for rank in best])
         moved.append(Placed(i, order))
     return moved

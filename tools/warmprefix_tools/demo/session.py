@@ -174,12 +174,14 @@ async def run_session(
     ticks = [announce(f"{placement}: {names[is_planned]}", len(text.turns)) for placement, is_planned in kinds]
     async with AsyncExitStack() as stack:
         servers = [await stack.enter_async_context(serve(options)) for _ in (kinds[:1] if options.endpoint else kinds)]
-        arms = [_Arm(text, *kind, servers[number % len(servers)], ticks[number]) for number, kind in enumerate(kinds)]
+        arms = [
+            _ServedArm(text, *kind, servers[number % len(servers)], ticks[number]) for number, kind in enumerate(kinds)
+        ]
         if options.model:
             return await _take_turns(text, *arms)
         limit = asyncio.Semaphore(1 if options.endpoint else len(arms))
 
-        async def run(arm: _Arm) -> list[ServedTurn]:
+        async def run(arm: _ServedArm) -> list[ServedTurn]:
             async with limit:
                 return [await arm.ask(turn) for turn in text.turns]
 
@@ -192,7 +194,7 @@ async def run_session(
     return DemoResult(text, {placement: (served[2 * i], served[2 * i + 1]) for i, placement in enumerate(placements)})
 
 
-async def _take_turns(text: DemoText, relevance: _Arm, planned: _Arm) -> DemoResult:
+async def _take_turns(text: DemoText, relevance: _ServedArm, planned: _ServedArm) -> DemoResult:
     """Ask each question in both arms, the other one first each time, until the time is up."""
     started = time.monotonic()
     pairs: list[tuple[ServedTurn, ServedTurn]] = []
@@ -205,7 +207,7 @@ async def _take_turns(text: DemoText, relevance: _Arm, planned: _Arm) -> DemoRes
     return DemoResult(text._replace(turns=text.turns[: len(pairs)]), {"head": (before, after)})
 
 
-class _Arm:
+class _ServedArm:
     """One run on one server; each turn follows the earlier turns of its conversation, as they were sent."""
 
     def __init__(
