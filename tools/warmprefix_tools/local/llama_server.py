@@ -21,7 +21,13 @@ from warmprefix_tools.local.weights import MODEL, fetch_weights
 __all__ = ["LocalModel", "check_llama_cpp"]
 
 _PROGRAM = Path(__file__).with_name("llama_process.py")
-_PLATFORMS = {("Linux", "x86_64"), ("Linux", "aarch64"), ("Darwin", "arm64"), ("Windows", "AMD64")}
+_PLATFORMS = {
+    ("Linux", "x86_64"),
+    ("Linux", "aarch64"),
+    ("Darwin", "arm64"),
+    ("Darwin", "x86_64"),
+    ("Windows", "AMD64"),
+}
 """For these, xllamacpp comes built."""
 _START_SECONDS = 120.0
 _STOP_SECONDS = 5.0
@@ -135,6 +141,6 @@ def check_llama_cpp() -> None:
     if here in _PLATFORMS:
         raise MissingExtraError("local", "xllamacpp")
     raise LocalModelError(
-        "llama.cpp's server comes built for Linux (x86-64 and ARM64, with glibc), macOS 13 or newer on Apple silicon"
+        "llama.cpp's server comes built for Linux (x86-64 and ARM64, with glibc), macOS 13 or newer"
         f" and Windows on x86-64; this is {' on '.join(here)}. Any OpenAI-compatible server works with --endpoint."
     )
