@@ -135,6 +135,8 @@ def test_fewer_passages_keep_those_with_the_answer(turns: bool) -> None:
     assert with_fewer_passages(several, 1).passages == ("b", "d")
     assert with_fewer_passages(several, 3).passages == ("a", "b", "d")
     assert with_fewer_passages(several, 3).chance is None
+    likely = EvidenceQuestion("1", "Why?", ("x",), ("a", "b", "c", "d"), (1,), chance=0.5)
+    assert with_fewer_passages(likely, 1).chance == 1.0
 
 
 EVERY_ARM = [

@@ -152,7 +152,7 @@ def with_fewer_passages(question: EvidenceQuestion, count: int) -> EvidenceQuest
         passages=passages,
         gold=tuple(sorted(map(passages.index, needed))),
         earlier=tuple([turn._replace(passages=fewer(turn.passages)) for turn in question.earlier]),
-        chance=question.chance and question.chance * len(question.passages) / len(passages),
+        chance=question.chance and min(1.0, question.chance * len(question.passages) / len(passages)),
     )
 
 
