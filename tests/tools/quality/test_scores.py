@@ -23,7 +23,10 @@ from warmprefix_tools.quality.scores import AnswerScores, score
         ("马里亚纳海沟。", ["马里亚纳海沟"], (1, 1, 1, 1, 0, 6)),
         ("马里亚纳", ["马里亚纳海沟"], (0, 0.8, 0.8, 0, 0, 4)),
         ("Größe: 3,688 m", ["3688 m"], (1, 1, 0.8, 0, 0, 3)),
-        ("an a the", ["a"], (0, 1, 1, 1, 0, 0)),
+        # An article alone may be the letter of a choice.
+        ("A.", ["A"], (1, 1, 1, 1, 0, 1)),
+        ("B", ["A"], (0, 0, 0, 0, 0, 1)),
+        ("", ["A"], (0, 0, 0, 0, 1, 0)),
         # Style moves F1 and exact match, and nothing else.
         ("Farmer", ["farmer"], (1, 1, 1, 1, 0, 1)),
         ("Brook is a farmer.", ["farmer"], (1, 1, 0.5, 0, 0, 3)),

@@ -71,7 +71,8 @@ def normalized(text: str) -> str:
     lower = unicodedata.normalize("NFKC", text).lower()
     kept = "".join([char for char in lower if char not in _PUNCTUATION and unicodedata.category(char) != "Po"])
     spaced = "".join([f" {char} " if _is_ideograph(char) else char for char in kept])
-    return " ".join(_ARTICLES.sub(" ", spaced).split())
+    # "A" may be the answer to a question with choices
+    return " ".join(_ARTICLES.sub(" ", spaced).split() or spaced.split())
 
 
 def _is_ideograph(char: str) -> bool:
