@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import date
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -11,10 +13,12 @@ from typing import Any
 
 import pytest
 from tests.tools.conftest import Finished
-from tests.tools.quality.conftest import filled
+from tests.tools.quality.conftest import CONFIG, filled
 
+from warmprefix_tools.emulator import EmulatorServer
 from warmprefix_tools.quality.answer_store import AnswerStore
 from warmprefix_tools.quality.pace import RunPace
+from warmprefix_tools.quality.published import published
 from warmprefix_tools.quality.remarks import remarks
 from warmprefix_tools.quality.results import results_of
 
@@ -37,6 +41,8 @@ class Endpoint(ThreadingHTTPServer):
     answers_as = "m"
     has_system_role = True
     answer: Mapping[str, Any] = {"timings": {"cache_n": 0}, "system_fingerprint": "b1-x"}
+    body: bytes | None = None
+    """Sent as the answer to every chat, if given."""
 
     def __init__(self) -> None:
         self.asked: list[Sequence[Mapping[str, Any]]] = []
@@ -66,6 +72,8 @@ class Handler(BaseHTTPRequestHandler):
     def send(self, body: Mapping[str, Any]) -> None:
         status, fields = self.server.reply(self.path, body)
         content = json.dumps(fields).encode()
+        if self.server.body is not None and self.path != "/v1/models":
+            content = self.server.body
         self.send_response(status)
         self.send_header("content-type", "application/json")
         self.send_header("content-length", str(len(content)))
@@ -123,6 +131,60 @@ def test_another_model_does_not_go_on_with_a_run(
 def test_an_endpoint_without_a_list_of_models_is_asked(endpoint: Endpoint, run: Run, tmp_path: Path) -> None:
     endpoint.listed = None
     assert run(*arguments(endpoint, tmp_path / "answers", "--limit", 3)).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b'{"id": "1", "choi', "the answer is no JSON"),
+        (b'{"error": {"message": "Overloaded", "code": 502}}', "Overloaded"),
+        (b'{"id": "1", "choices": null, "usage": null}', "has no message"),
+        (b'{"id": "1", "choices": ["x"], "usage": "many"}', "has no message"),
+        (b'{"id": "1", "choices": [{"index": 0}]}', "has no message"),
+        (b"[1]", "no chat completion but list"),
+    ],
+)
+def test_a_body_that_is_no_answer_is_asked_again_later(
+    endpoint: Endpoint, run: Run, tmp_path: Path, body: bytes, reason: str
+) -> None:
+    file = tmp_path / "answers"
+    endpoint.body = body
+    failed = run(*arguments(endpoint, file, "--limit", 12))
+    assert (failed.returncode, "failed 20 times in a row" in failed.stderr) == (2, True)
+    assert reason in " ".join(failed.stderr.split())
+    endpoint.body = None
+    assert run(*arguments(endpoint, file, "--limit", 12)).returncode == 0
+    with AnswerStore(file) as store:
+        assert [answer.text for answer in store.answers()] == ["Oslo"] * 24
+
+
+def test_usage_of_another_type_counts_as_no_usage(endpoint: Endpoint, run: Run, tmp_path: Path) -> None:
+    endpoint.answer = {"usage": "many"}
+    assert run(*arguments(endpoint, tmp_path / "answers", "--limit", 3)).returncode == 0
+    with AnswerStore(tmp_path / "answers") as store:
+        assert {answer.prompt_tokens for answer in store.answers()} == {None}
+
+
+def test_a_try_without_any_answer_says_nothing_about_the_endpoint(
+    endpoint: Endpoint, run: Run, tmp_path: Path, reader: EmulatorServer
+) -> None:
+    file = tmp_path / "answers"
+    base = ["quality", "run", "--answers", file, "--model", CONFIG.model, "--limit", 12, "--arms", "planned"]
+    endpoint.body = b"{"
+    assert run(*base, "--endpoint", f"http://127.0.0.1:{endpoint.server_port}/v1").returncode == 2
+    assert run(*base, "--endpoint", reader.base_url).returncode == 0
+    assert "Prefill is not measured" not in run("quality", "report", file).stdout
+
+
+def test_a_system_prompt_is_a_text_or_a_file_that_exists(endpoint: Endpoint, run: Run, tmp_path: Path) -> None:
+    (tmp_path / "prompt.txt").write_text("From a file.\n")
+    long = "Answer from the context, in as few words as possible. " * 20
+    for given, sent in ((tmp_path / "prompt.txt", "From a file."), (long, long), ("请回答。", "请回答。")):
+        endpoint.asked.clear()
+        assert run(*arguments(endpoint, tmp_path / sent[:9], "--limit", 1, "--system", given)).returncode == 0
+        assert endpoint.asked[-1][0]["content"].startswith(sent)
+    failed = run(*arguments(endpoint, tmp_path / "other", "--limit", 1, "--system", tmp_path / "promt.txt"))
+    assert (failed.returncode, "looks like the name of a file" in " ".join(failed.stderr.split())) == (2, True)
 
 
 def test_without_a_system_role_the_user_gives_the_instruction(endpoint: Endpoint, run: Run, tmp_path: Path) -> None:
@@ -215,3 +277,23 @@ def test_arms_of_the_users_are_not_published(tmp_path: Path, run: Run) -> None:
     assert fields["chance"] == 0.125
     assert "positions" not in fields
     assert fields["arms"][1]["comparisons"]["exact"]["losses"] == 3
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("Qwen/Qwen3-8B", "Qwen/Qwen3-8B"),
+        ("ft:gpt-5:ann::x1", "ft:gpt-5:ann::x1"),
+        ("/home/ann/models/qwen3", "qwen3"),
+        ("C:\\ann\\qwen3.gguf", "qwen3.gguf"),
+        ("./ann/qwen3", "qwen3"),
+        ("~/ann/qwen3/", "qwen3"),
+    ],
+)
+def test_a_published_model_has_no_path_and_each_call_counts_once(tmp_path: Path, model: str, name: str) -> None:
+    with filled(tmp_path / "a", {"relevance": ["right"] * 4}, repeats=2) as store:
+        results = results_of(store, "contains")
+    arms = tuple([replace(arm, prompt_tokens=400) for arm in results.arms])
+    results = replace(results, settings={**results.settings, "model": model, "repeats": 2}, arms=arms)
+    fields = published(results, [], date(2026, 1, 1))
+    assert (fields["model"], fields["arms"][0]["tokens_per_prompt"]) == (name, 100.0)

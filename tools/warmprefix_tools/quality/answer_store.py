@@ -171,6 +171,10 @@ class AnswerStore:
             return support
         return stored
 
+    def forget_endpoint(self) -> None:
+        """Remove what was stored by `note_salts` and `note_engine`."""
+        self._file.execute("DELETE FROM run WHERE name IN ('salts', 'engine')")
+
     def note_engine(self, engine: Mapping[str, Any]) -> None:
         """Store which model the endpoint serves, or check that it is the one of the run's earlier parts.
 

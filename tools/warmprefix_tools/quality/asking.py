@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from warmprefix_tools.quality.watch import RunWatch
 
 try:
     import openai
+    from openai.types import CompletionUsage
     from openai.types.chat import ChatCompletion
 except ImportError as exc:
     raise MissingExtraError("openai", "openai") from exc
@@ -105,6 +107,8 @@ async def ask_all(
     if not waiting or watch.is_certain:
         return
     salt = store.salt()
+    if not done:  # an earlier try, at another endpoint or while it was down, holds for no answer
+        store.forget_endpoint()
     endpoint = await _first_contact(prompts, options, salt)
     if endpoint.engine is not None:
         store.note_engine(endpoint.engine)
@@ -261,7 +265,7 @@ async def _run(prompt: ArmPrompt, client: openai.AsyncOpenAI, model: str) -> str
 
 
 def _usage_of(answer: ChatCompletion) -> TokenUsage:
-    return token_usage(answer.usage.model_dump() if answer.usage is not None else None)
+    return token_usage(answer.usage.model_dump() if isinstance(answer.usage, CompletionUsage) else None)
 
 
 def _text_of(answer: ChatCompletion) -> str | None:
@@ -410,6 +414,11 @@ async def _complete(
         )
     except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
         raise _RefusedPromptError(str(error)) from error
+    except json.JSONDecodeError as error:  # a body that was cut
+        raise _FailedCallError(f"the answer is no JSON: {error}") from error
     if not isinstance(answer, ChatCompletion):  # the client passes on what is no JSON
         raise _FailedCallError(f"the answer is no chat completion but {type(answer).__name__}")
+    first = answer.choices[0] if answer.choices else None
+    if getattr(first, "message", None) is None:  # proxies send errors of the engine with status 200
+        raise _FailedCallError(f"the answer has no message: {answer.model_extra or answer}"[:300])
     return answer
