@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import date
+from pathlib import PureWindowsPath
 from typing import Any
 
 import warmprefix
@@ -33,7 +34,7 @@ def published(results: QualityResults, questions: Sequence[EvidenceQuestion], da
     data = str(settings["data"])
     fields: dict[str, Any] = {
         "format": _FORMAT,
-        "model": settings["model"],
+        "model": _name(str(settings["model"])),
         "set": data if data in DATA_SETS or data.split(":")[0] == MADE_UP else _OWN,
         "questions": results.questions,
         "passages": max([len(question.passages) for question in questions], default=0),
@@ -47,7 +48,7 @@ def published(results: QualityResults, questions: Sequence[EvidenceQuestion], da
         "engine": {name: value for name, value in settings.get("engine", {}).items() if name not in _NAMES},
         "warmprefix": warmprefix.__version__,
         "date": day.isoformat(),
-        "arms": [_arm(arm, results.margin) for arm in results.arms if ":" not in arm.arm + arm.baseline],
+        "arms": [_arm(arm, results) for arm in results.arms if ":" not in arm.arm + arm.baseline],
     }
     moved = {place: arm for arm in results.arms if (place := arm_number(arm.arm, "gold"))}
     if results.positions and len(moved) == max(moved):
@@ -59,8 +60,14 @@ def published(results: QualityResults, questions: Sequence[EvidenceQuestion], da
     return fields
 
 
-def _arm(arm: ArmResult, margin: float) -> dict[str, Any]:
-    compared = arm.comparison
+def _name(model: str) -> str:
+    """Return the name of a model; of a path, as engines call a model in a folder, only its end."""
+    path = PureWindowsPath(model)  # splits at both kinds of slashes
+    return path.name if path.root or path.drive or model[:1] in (".", "~") else model
+
+
+def _arm(arm: ArmResult, results: QualityResults) -> dict[str, Any]:
+    compared, repeats = arm.comparison, results.settings.get("repeats") or 1
     return {
         "arm": arm.arm,
         "baseline": arm.baseline,
@@ -69,10 +76,10 @@ def _arm(arm: ArmResult, margin: float) -> dict[str, Any]:
         "truncated": arm.truncated,
         "changed": arm.changed,
         "scores": {name: round(value, _DIGITS) for name, value in arm.scores._asdict().items()},
-        "verdict": verdict(arm, margin),
+        "verdict": verdict(arm, results.margin),
         "flips": None if compared is None else round((compared.wins + compared.losses) / compared.pairs, _DIGITS),
         "comparisons": {name: dict(_compared(arm.comparisons[name])) for name in MEASURES if name in arm.comparisons},
-        "tokens_per_prompt": round(arm.prompt_tokens / max(1, arm.answers + arm.failed), 1),
+        "tokens_per_prompt": round(arm.prompt_tokens / max(1, arm.answers + arm.failed) / repeats, 1),
         "prompt_tokens": arm.prompt_tokens,
         "cached_tokens": arm.cached_tokens,
         "saved": None if arm.saved is None else round(arm.saved, _DIGITS),
