@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
+import re
 import time
 from collections.abc import Sequence
 from datetime import date
@@ -54,6 +56,7 @@ __all__ = ["run_quality", "run_quality_compare", "run_quality_judge", "run_quali
 
 _TURNS = "turns"
 _CHARACTERS_PER_TOKEN = 4
+_FILE_NAME = re.compile(r"\S+\.[A-Za-z]\w{0,7}")
 
 
 def run_quality(options: QualityOptions) -> None:
@@ -147,8 +150,10 @@ def system_prompt(given: str, examples: Sequence[EvidenceQuestion]) -> str:
     """
     text = given or SYSTEM
     try:
-        if given and "\n" not in given and Path(given).is_file():
+        if os.path.isfile(given):  # False for a long text, for which `Path.is_file` raises an error
             text = Path(given).read_text("utf-8").strip()
+        elif _FILE_NAME.fullmatch(given):
+            raise QuestionsError(f"the system prompt {given!r} looks like the name of a file, and there is none")
     except (OSError, ValueError) as error:
         raise QuestionsError(f"{given} could not be read: {error}") from error
     for example in examples:
