@@ -125,11 +125,18 @@ def _permitted(writer: LinkWriter, opening: Opening, forward: Callable[..., Any]
     """Return `forward`, or what refuses the request in its place; the engine is asked whether it takes the salt."""
     if opening.salted is None:
         return forward
-    answers = []
-    for question in writer.salts.questions(opening.request):
-        response = forward(question, stream=False)
-        answers.append(response.content if response.status_code == 200 else b"")
-    refused = writer.salts.decide(opening.request, opening.salted, answers)
+    salts, answers, failure = writer.salts, list[bytes](), None
+    questions = salts.questions(opening.request)
+    try:
+        for question in questions:
+            answers.append(salts.content(forward(question, stream=False)))
+    except Exception as error:
+        answers, failure = [], error
+    refused = salts.decide(opening.request, opening.salted, answers)
+    if failure is not None:
+        if refused is not None:
+            raise failure
+        salts.decide(opening.request, opening.salted, [b"", b""])  # so that the next requests do not wait for it too
     return forward if refused is None else partial(_refused, refused)
 
 
@@ -139,11 +146,18 @@ async def _apermitted(
     """Do the same as `_permitted`, in a task."""
     if opening.salted is None:
         return forward
-    answers = []
-    for question in writer.salts.questions(opening.request):
-        response = await forward(question, stream=False)
-        answers.append(response.content if response.status_code == 200 else b"")
-    refused = writer.salts.decide(opening.request, opening.salted, answers)
+    salts, answers, failure = writer.salts, list[bytes](), None
+    questions = salts.questions(opening.request)
+    try:
+        for question in questions:
+            answers.append(salts.content(await forward(question, stream=False)))
+    except Exception as error:
+        answers, failure = [], error
+    refused = salts.decide(opening.request, opening.salted, answers)
+    if failure is not None:
+        if refused is not None:
+            raise failure
+        salts.decide(opening.request, opening.salted, [b"", b""])  # so that the next requests do not wait for it too
     return forward if refused is None else partial(_arefused, refused)
 
 

@@ -15,8 +15,11 @@ from warmprefix_requests.outgoing import PromptRoute
 
 __all__ = ["SaltCheck"]
 
-_ENGINE_SECONDS = 60.0
-"""Time after which an engine is asked again: another one may run at its address."""
+_ENGINE_SECONDS, _NO_ANSWER_SECONDS = 60.0, 5.0
+"""Time after which an engine is asked again, as another one may run at its address: after an answer, and without one.
+"""
+_QUESTION_SECONDS = 5.0
+"""Longest time of each step of a question."""
 _MAX_ENGINES = 64
 _UNKNOWN = (Engine(), 0.0)
 _REFUSAL = (
@@ -34,12 +37,24 @@ class SaltCheck:
 
     def questions(self, request: Any) -> list[Any]:
         """Return the requests of httpx that show the engine behind a request; none if it is known."""
-        base = _base(request)
-        if self._clock() < self._engines.get(base, _UNKNOWN)[1]:
+        base, now = _base(request), self._clock()
+        engine, until = self._engines.get(base, _UNKNOWN)
+        if now < until:
             return []
+        if base in self._engines:  # requests beside this one do not ask too
+            self._engines[base] = engine, now + _NO_ANSWER_SECONDS
         headers = [(name, value) for name, value in request.headers.raw if not name.lower().startswith(b"content-")]
-        kind, urls = type(request), (f"{base}/v1/models", f"{base}/version")
-        return [kind("GET", url, headers=headers, extensions=request.extensions) for url in urls]
+        given = request.extensions.get("timeout", {})
+        timeout = {name: min(_QUESTION_SECONDS, seconds or _QUESTION_SECONDS) for name, seconds in given.items()}
+        kind, extensions = type(request), {**request.extensions, "timeout": timeout}
+        path = _path(request)
+        urls = [request.url.copy_with(raw_path=path + end) for end in (b"/v1/models", b"/version")]
+        return [kind("GET", url, headers=headers, extensions=extensions) for url in urls]
+
+    @staticmethod
+    def content(response: Any) -> bytes:
+        """Return what an answer to a question says; empty if the engine may say something else later."""
+        return {200: response.content, 404: b"{}"}.get(response.status_code, b"")
 
     def decide(self, request: Any, route: PromptRoute, answers: Sequence[bytes] = ()) -> bytes | None:
         """Return the error to answer in place of the engine; None if the request may go out.
@@ -52,11 +67,15 @@ class SaltCheck:
             answers: The contents of the answers to the questions, in their order; an empty one stands for none.
         """
         base = _base(request)
+        engine, _ = self._engines.get(base, _UNKNOWN)
         if answers:
+            models, version = answers
+            found = recognised_engine(models, version)
+            if models and (version or found.name != engine.name):  # a busy engine is still the same
+                engine = found
             if len(self._engines) >= _MAX_ENGINES:
                 self._engines.clear()
-            self._engines[base] = recognised_engine(*answers), self._clock() + _ENGINE_SECONDS
-        engine, _ = self._engines.get(base, _UNKNOWN)
+            self._engines[base] = engine, self._clock() + (_ENGINE_SECONDS if all(answers) else _NO_ANSWER_SECONDS)
         takes = engine.takes_salt(route)
         if takes or (takes is None and route != "messages"):
             return None
@@ -67,5 +86,8 @@ class SaltCheck:
 
 def _base(request: Any) -> str:
     """Return the address of an engine, which ends in front of its `/v1`."""
-    url = request.url
-    return f"{url.scheme}://{url.netloc.decode('ascii')}{url.path.rpartition('/v1/')[0]}"
+    return f"{request.url.scheme}://{request.url.netloc.decode('ascii')}{_path(request).decode('ascii')}"
+
+
+def _path(request: Any) -> bytes:
+    return bytes(request.url.raw_path.partition(b"?")[0].rpartition(b"/v1/")[0])

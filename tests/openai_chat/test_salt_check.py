@@ -188,6 +188,49 @@ def test_another_engine_at_the_same_address_is_noticed() -> None:
     assert check.decide(request, "messages", [b'{"data": [{"owned_by": "sglang"}]}', b""]) is not None
 
 
+def test_a_busy_engine_is_still_the_same() -> None:
+    """A server that loads its model, or has no time, must not let tenants share its cache for a minute."""
+    now = 0.0
+    check = SaltCheck(clock=lambda: now)
+    request = httpx.Request("POST", "http://engine/v1/chat/completions")
+    assert check.decide(request, "chat", [b'{"data": [{"owned_by": "llamacpp"}]}', b"{}"]) is not None
+    now = 61.0
+    assert len(check.questions(request)) == 2
+    assert check.questions(request) == [], "a request beside this one asks too"
+    assert check.decide(request, "chat", [b"", b""]) is not None
+    now = 67.0
+    assert len(check.questions(request)) == 2, "it is asked again soon"
+    assert check.decide(request, "chat", [b'{"data": [{"owned_by": "vllm"}]}', b'{"version": "0.33.0"}']) is None
+    assert check.decide(request, "messages", [b'{"data": [{"owned_by": "vllm"}]}', b""]) is None
+    assert check.decide(request, "messages", [b"{}", b"{}"]) is not None, "another server without models is no vLLM"
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["threads", "tasks"])
+def test_a_failed_question_is_no_failure_of_a_request_that_may_go_out(is_async: bool) -> None:
+    class SilentEngine(Engine):
+        def answer(self, request: httpx.Request) -> httpx.Response:
+            if request.method == "GET":
+                assert request.extensions["timeout"]["read"] <= 5
+                self.asked.append(request.url.path)
+                raise httpx.ReadTimeout("too slow", request=request)
+            return super().answer(request)
+
+    engine = SilentEngine(None)
+    response, stats = asked(engine, "chat", is_async=is_async, times=2)
+    assert (response.status_code, stats.commits) == (200, 2)
+    assert engine.asked == ["/v1/models", PATHS["chat"], PATHS["chat"]]
+    assert None not in engine.salts
+
+
+def test_questions_go_where_the_request_goes_and_wait_no_longer_than_it() -> None:
+    given = {"timeout": {"connect": 1.0, "read": 600.0, "write": None, "pool": 5.0}}
+    request = httpx.Request("POST", "http://me:key@engine/a%2Fb/v1/chat/completions?x=/v1/y", extensions=given)
+    models, version = SaltCheck().questions(request)
+    assert str(models.url) == "http://me:key@engine/a%2Fb/v1/models"
+    assert str(version.url) == "http://me:key@engine/a%2Fb/version"
+    assert models.extensions["timeout"] == {"connect": 1.0, "read": 5.0, "write": 5.0, "pool": 5.0}
+
+
 @pytest.mark.parametrize("content", [b"\xff", b"[" * 100_000, b"null", b'{"data": 5}'])
 def test_any_answer_decides(content: bytes) -> None:
     request = httpx.Request("POST", "http://engine/v1/messages")
