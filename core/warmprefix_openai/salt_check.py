@@ -54,7 +54,8 @@ class SaltCheck:
     @staticmethod
     def content(response: Any) -> bytes:
         """Return what an answer to a question says; empty if the engine may say something else later."""
-        return {200: response.content, 404: b"{}"}.get(response.status_code, b"")
+        known: dict[int, bytes] = {200: response.content, 404: b"{}"}
+        return known.get(response.status_code, b"")
 
     def decide(self, request: Any, route: PromptRoute, answers: Sequence[bytes] = ()) -> bytes | None:
         """Return the error to answer in place of the engine; None if the request may go out.

@@ -75,6 +75,16 @@ def test_a_star_stands_for_all_other_models(model: str | None) -> None:
     assert list(map(ranks, starred)) == list(map(ranks, named))
 
 
+def test_later_changes_of_the_numbers_do_not_count() -> None:
+    asked = requests(1)
+    right: Any = [*LAST_BEST]
+    planner = ContextPlanner(positions={"m": right})
+    right[:] = [None]
+    assert list(map(ranks, served(planner, asked, "m"))) == list(
+        map(ranks, served(ContextPlanner(positions={"m": [*LAST_BEST]}), asked, "m"))
+    )
+
+
 @pytest.mark.parametrize("right", [FIRST_BEST, LAST_BEST, (50, 100)])
 @pytest.mark.parametrize("price", [0, 2, 1000])
 def test_without_reuse_nothing_moves(right: Sequence[float], price: float) -> None:

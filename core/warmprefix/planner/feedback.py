@@ -50,8 +50,8 @@ def as_report(plan: ContextPlan, cached_tokens: int | None, report: EngineReport
         count = getattr(checked, name)
         if count is not None and (isinstance(count, bool) or not isinstance(count, int)):
             raise TypeError(f"{name} must be an int or None, got {type(count).__name__}")
-        if count is not None and count < 0:
-            raise ValueError(f"{name} must be 0 or more, got {count}")
+        if count is not None and not 0 <= count <= 10**15:
+            raise ValueError(f"{name} must be from 0 to 10**15, got {count}")
     if checked.ttft is not None and not checked.ttft >= 0:
         raise ValueError(f"ttft must be 0 or more, got {checked.ttft}")
     if checked.block_ends is not None and not all(isinstance(share, (int, float)) for share in checked.block_ends):

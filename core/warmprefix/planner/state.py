@@ -17,7 +17,7 @@ from warmprefix.forks import fork_safe_lock
 from warmprefix.labels import LabelRegistry
 from warmprefix.order_sharing import LearnedOrder, NoSharing, OrderSharing
 from warmprefix.ordering import ServedBlock
-from warmprefix.ordering.positions import profiles_of_models
+from warmprefix.ordering.positions import PositionProfile, profiles_of_models
 from warmprefix.plan import ContextPlan, PlannedBlock, Scope, tenant_salt
 from warmprefix.planner.config import PlannerConfig
 from warmprefix.planner.label_savings import LabelSavings
@@ -68,7 +68,14 @@ class ScopeState:
         "usage",
     )
 
-    def __init__(self, scope: Scope, config: PlannerConfig, capacity: Capacity, profile: EngineProfile) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        config: PlannerConfig,
+        capacity: Capacity,
+        profile: EngineProfile,
+        reader: PositionProfile | None,
+    ) -> None:
         self._profile = profile
         self.scope = scope
         self.capacity = capacity
@@ -80,8 +87,7 @@ class ScopeState:
         self.usage = UsageFeedback()
         self.ttft = TtftFeedback()
         self.queue = RequestQueue()
-        readers = profiles_of_models(config.positions, config.points_per_percent)
-        self.reader = readers.get("*" if scope.model is None else scope.model, readers.get("*"))
+        self.reader = reader
         """Where the model reads best; None if that is unknown, or the same everywhere."""
 
     def predict(self, keys: Sequence[bytes], reorders: bool, opens_prompt: bool) -> tuple[int, Visit | None]:
@@ -283,6 +289,7 @@ class PlannerState:
         self._config = config
         self._states: FairLru[Scope, ScopeState] = FairLru()
         self._capacities = Capacities(config.capacity_tokens)
+        self._readers = profiles_of_models(config.positions, config.points_per_percent)
         self.lock = fork_safe_lock(self.clear)
         self.metrics = metrics = PlannerMetrics(self.lock, config.observer, config.recorder)
         counter = CheckedCounter(config.token_counter(), lambda: metrics.count("tokenizer_errors"))
@@ -298,7 +305,8 @@ class PlannerState:
         if state is not None:
             state.capacity.fit(state.tree)
             return state
-        state = ScopeState(scope, self._config, self._capacities.of_scope(scope), self.profile)
+        reader = self._readers.get(scope.model or "*", self._readers.get("*"))
+        state = ScopeState(scope, self._config, self._capacities.of_scope(scope), self.profile, reader)
         self._states.put(scope, state, scope.tenant)
         if len(self._states) > self._config.max_scopes:
             self.sharing.unfollow(self._states.evict()[0])
