@@ -137,6 +137,20 @@ def test_a_folder_that_cannot_be_made(index: Index) -> None:
     refuse(index, "cannot be stored in .*XDG_CACHE_HOME")
 
 
+def test_a_folder_that_cannot_be_looked_into(index: Index) -> None:
+    closed = f"/{'long' * 100}"  # fails like a folder that is closed to the user
+    with pytest.raises(LocalModelError, match=r"cannot be stored in .*XDG_CACHE_HOME"):
+        fetch_weights(lambda line: None, {**index.environ, "XDG_CACHE_HOME": closed})
+
+
+@pytest.mark.skipif(os.name != "posix", reason="users")
+def test_a_user_without_a_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os, "getuid", lambda: 2_000_000_000)
+    with pytest.raises(LocalModelError, match=r"no home folder.*XDG_CACHE_HOME"):
+        cache_folder({})
+
+
 FETCH = """
 from warmprefix_tools.local import LocalModelError
 from warmprefix_tools.local.weights import fetch_weights

