@@ -27,7 +27,7 @@ _PLAIN_WIDTH = 200
 
 def report_console(json_file: Path | None) -> Console:
     """Return the console for a report: standard error if `json_file` is `STDOUT`. COLUMNS sets its width."""
-    console = Console(stderr=json_file == STDOUT, highlight=False)
+    console = Console(stderr=json_file == STDOUT, highlight=False, emoji=False)  # a model may be called "m:one:"
     if not console.is_terminal and chosen_width() is None:
         console.width = _PLAIN_WIDTH
     return console

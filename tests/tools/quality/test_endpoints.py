@@ -297,3 +297,8 @@ def test_a_published_model_has_no_path_and_each_call_counts_once(tmp_path: Path,
     results = replace(results, settings={**results.settings, "model": model, "repeats": 2}, arms=arms)
     fields = published(results, [], date(2026, 1, 1))
     assert (fields["model"], fields["arms"][0]["tokens_per_prompt"]) == (name, 100.0)
+
+
+def test_a_report_shows_the_names_of_arms_as_they_are(tmp_path: Path, run: Run) -> None:
+    filled(tmp_path / "a", {"relevance": ["right"] * 3, "timeit:repeat": ["x"] * 3})
+    assert "timeit:repeat: open;" in run("quality", "report", tmp_path / "a").stdout

@@ -232,7 +232,7 @@ def run_quality_report(options: QualityReportOptions) -> bool:
         console.print()
         console.print(measure_table(results))
         for line in remarks(results):
-            console.print(line)
+            console.print(line, markup=False)
         if options.annotations_file is not None:
             console.print(_saved_annotation(options.annotations_file, results))
         if options.positions_file is not None:
