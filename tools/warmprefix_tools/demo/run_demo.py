@@ -84,8 +84,8 @@ def _prepare_model(options: DemoOptions) -> None:
     check_llama_cpp()
     console = Console(stderr=True, highlight=False)
     console.print(
-        f"{MODEL} answers {counted(options.number, 'question')} twice, on {counted(LOCAL_THREADS, 'thread')} of this machine. The"
-        f" last question is asked {MODEL_SECONDS / 60:g} minutes after the first one at the latest.",
+        f"{MODEL} answers {counted(options.number, 'question')} twice, on {counted(LOCAL_THREADS, 'thread')} of this"
+        f" machine. The last question is asked {MODEL_SECONDS / 60:g} minutes after the first one at the latest.",
         soft_wrap=True,
     )
     fetch_weights(lambda line: console.print(line, soft_wrap=True, markup=False))
