@@ -78,7 +78,7 @@ class EngineProfile:
         if match != "prefix tree":
             self.current = llama_cpp() if match == "leaves" else vllm_checkpoints(self._explanations.unit)
             self.source = "reports"
-        self._explanations = Explanations()
+        self._explanations = Explanations(self._explanations.unit if match == "checkpoints" else 0)
         return True
 
 
@@ -89,9 +89,10 @@ class Explanations:
     hit here and a miss there, as from several replicas. For the planner that is a prefix tree.
     """
 
-    def __init__(self) -> None:
-        self.unit = 0
-        """Greatest common divisor of the reported hits: where they may end."""
+    def __init__(self, unit: int = 0) -> None:
+        self.unit = self._first_unit = unit
+        """Greatest common divisor of the reported hits, and of those that earlier reports showed: where they may end.
+        """
         self._wrong: dict[Match, float] = {"prefix tree": 0.0, "checkpoints": 0.0, "leaves": 0.0}
         self._found = self._missed = 0.0
 
@@ -116,7 +117,7 @@ class Explanations:
         """Return the best explanation, or `current` unless another one got `slack` fewer tokens wrong."""
         if current == "checkpoints":
             # Primes make hits that look like those of a tree, but no hit ends between two possible checkpoints.
-            return "prefix tree" if 0 < self.unit < _LEAST_BLOCK else current
+            return "prefix tree" if self.unit < self._first_unit else current
         wrong = self._wrong | {
             "prefix tree": min(self._wrong["prefix tree"], contradictions_by_chance(self._found, self._missed))
         }

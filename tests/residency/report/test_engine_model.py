@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 
 import pytest
@@ -176,3 +177,28 @@ def test_a_mistake_is_corrected() -> None:
             planner.commit(plan, report=EngineReport(use.read, len(tokens), block_ends=ends))
     assert (planner.profile.name, planner.stats().profile_source) == ("full-attention", "default")
     assert planner.stats().engine_model == "prefix tree"
+
+
+def test_checkpoints_at_a_multiple_of_the_real_block_are_noticed() -> None:
+    planner, served = ContextPlanner(), Counter[tuple[str, ...]]()
+
+    def ask(number: int, shared: int) -> None:
+        topic = number % 4
+        texts = [f"{shared} {topic} {place}" for place in range(shared)] + [f"{number} {place}" for place in range(2)]
+        plan = planner.plan([ContextBlock(text, tokens=600) for text in texts])
+        order = [each.block.text for each in plan.blocks]
+        paths = [tuple(order[:length]) for length in range(1, len(order) + 1)]
+        held = max([len(path) for path in paths if served[path] > 1], default=0)
+        served.update(paths)
+        ends = [(place + 1) / len(order) for place in range(len(order))]
+        planner.commit(plan, report=EngineReport(600 * held // 528 * 528, 600 * len(order), block_ends=ends))
+
+    for number in range(60):
+        ask(number, shared=2)
+    assert planner.profile.name == "vllm-checkpoints(1056)"
+    for number in range(60, 90):
+        ask(number, shared=1)
+    assert planner.profile.name != "vllm-checkpoints(1056)"
+    for number in range(90, 200):
+        ask(number, shared=1 + number // 4 % 3)
+    assert planner.profile.name == "vllm-checkpoints(528)"
