@@ -182,7 +182,7 @@ class RequestPlanner:
         with state.lock:
             queue = scope.queue
             in_flight, waiting = queue.take(keys) if queue.announced or queue.flights else ([], [])
-            is_left_alone = opens_prompt and scope.capacity.keeps_order()
+            is_left_alone = opens_prompt and scope.capacity.is_off and scope.capacity.keeps_order()
             reorders = opens_prompt and not is_left_alone
             if is_head:
                 annotation, resolved = draft.annotation, resolution.blocks

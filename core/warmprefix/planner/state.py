@@ -99,9 +99,10 @@ class ScopeState:
         visit = self.capacity.visit(self.scope, keys) if opens_prompt else None
         tokens = 0
         if reorders and visit is not None:
-            checkpoints = self._profile.current.checkpoints
+            profile = self._profile.current
+            checkpoints = profile.checkpoints
             if checkpoints is None:
-                held = keys[: visit.leaf] if self._profile.match == "leaves" else keys
+                held = keys[: visit.leaf] if profile.host_memory else keys
                 tokens = self.tree.match_prefix(held).tokens
             else:
                 tokens = self.tree.match_junction(keys).tokens // checkpoints.block * checkpoints.block
@@ -209,7 +210,9 @@ class OpenPlans:
         if self._scopes.size > self._max_open_plans:
             self._scopes.evict()
         if visit is not None:
-            self._keep(plan, Prediction(plan.scope, visit))
+            self._predictions.put(plan.id, Prediction(plan.scope, visit), plan.scope.tenant)
+            if self._predictions.size > self._max_open_plans:
+                self._predictions.evict()
 
     def add_batch(self, batch_id: str, scopes: Sequence[Scope]) -> None:
         """Add the plans `{batch_id}.{place}`, given the scope of each."""

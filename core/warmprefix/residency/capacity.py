@@ -138,9 +138,9 @@ class Capacity:
         self.tokens, self.source = self._stated
 
     def keeps_order(self) -> bool:
-        """Return True if the request being planned keeps its order, and count it."""
+        """Return True if the request being planned keeps its order while ordering is off, and count it."""
         self._requests += 1
-        return self.is_off and self._requests % _PROBE_INTERVAL != 0
+        return self._requests % _PROBE_INTERVAL != 0
 
     def learn_caching(self, expected: bool, cached_tokens: int) -> bool:
         """Add an answer, `expected` to reuse part of its context; return True if it turned ordering on or off.
