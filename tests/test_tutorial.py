@@ -14,7 +14,7 @@ from openai import OpenAI
 
 from redis_servers import Server, wait_until
 from warmprefix import ContextBlock, ContextPlanner
-from warmprefix_tools.demo import servers
+from warmprefix_tools.demo import servers, session
 from warmprefix_tools.demo.demo_options import DemoOptions
 from warmprefix_tools.demo.run_demo import run_demo
 from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer
@@ -83,6 +83,7 @@ def test_the_real_model_computes_what_the_page_shows(
     except LocalModelError as error:
         pytest.skip(str(error))
     monkeypatch.setattr(servers, "LocalModel", functools.partial(LocalModel, model))
+    monkeypatch.setattr(session, "MODEL_SECONDS", 600.0)  # all questions, also on a busy machine
     run_demo(DemoOptions(model=True, html_file=tmp_path / "demo.html"))
     printed = capsys.readouterr().out
     assert f"of {MODEL}" in printed
