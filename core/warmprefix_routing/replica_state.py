@@ -243,7 +243,7 @@ class ReplicaBounds:
     max_bytes: int = 500_000_000
     """Most memory of all tenants together, estimated to within a quarter. Beyond it, tenants that take more than
     `max_bytes / max_tenants` forget their oldest records, the least recently used tenant first; a tenant that takes
-    less is never affected."""
+    less is never affected. Up to a sixteenth holds the latest orders, if engines report cached tokens."""
 
     def __post_init__(self) -> None:
         bounds = asdict(self)
@@ -452,7 +452,8 @@ class ReplicaTenant(TenantState):
             is_stale = held < expected and profile.current.checkpoints is None and not is_current
             if is_stale:
                 tree.mark_stale(keys, held)
-        served.insert(path, [0, *tokens])
+        if comparison is not None or served.nodes:  # without reports there is nothing to explain
+            served.insert(path, [0, *tokens])
         tree.insert(keys, tokens)
         self.record(cache)
         return is_stale

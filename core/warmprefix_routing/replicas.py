@@ -24,6 +24,11 @@ __all__ = ["ReplicaRouter", "ReplicaStats", "Route"]
 _TEMPLATES = Templates()
 _CONVERSATION_EPS = 3.0
 """Factor on `eps` for a conversation that has a replica."""
+_PART_OF_SERVED = 16
+"""The served orders take at most one part in this many of the memory."""
+_MOST_SERVED = 8_192
+_NODE, _BLOCK = 600, 110
+"""Estimated bytes of the served orders, with their part of the clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,11 +166,11 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
             ValueError: Two replicas have one name, `capacity_tokens` is below 1, or the profile is unknown.
         """
         self._profile = EngineProfile(profile)
-        self._served = ReuseTree()
         bounds = ReplicaBounds() if bounds is None else bounds
         check_type("bounds", bounds, ReplicaBounds)
         PrefixTree[bytes](capacity_tokens, bounds.max_nodes)  # so that bad bounds fail here, not at the first request
         self._bounds = bounds
+        self._served = _ServedOrders(bounds.max_bytes)
         self._capacity_tokens = capacity_tokens
         self._share_load = share_load
         self._listener = listener
@@ -361,8 +366,8 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
                 self._counts["stale_paths"] += state.record_context(
                     route.preamble, closed, planned, given, is_current, route.tenant, self._profile, self._served
                 )
-            if state.memory_bytes > state.recorded_bytes:  # a decrease is noticed before anything shrinks
-                self._tenants.record(route.tenant, state)
+                self._tenants.shared_bytes = self._served.trim()
+            self._tenants.record(route.tenant, state)
         self._remember_prompt(closed.member, plan, report)
         return True
 
@@ -393,7 +398,7 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
                 scopes=sum(len(state.scopes) for state in states),
                 conversations=sum(len(state.conversations) for state in states),
                 replicas=len(self._members),
-                memory_bytes=sum(state.memory_bytes for state in states),
+                memory_bytes=sum(state.memory_bytes for state in states) + self._tenants.shared_bytes,
             )
 
     def _new_tenant(self, tenant: str | None) -> ReplicaTenant:
@@ -407,6 +412,7 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
 
     def _forget_tenants(self) -> None:
         super()._forget_tenants()
+        self._served = _ServedOrders(self._bounds.max_bytes)
         self._shared_load = ReplicaLoads(self._bounds.window_tokens, self._members.values())
 
     def _release_open(self) -> None:
@@ -442,6 +448,24 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
                 self._profile.learn(vllm_checkpoints(checkpoints.block))
         if self._listener is not None:
             self._listener.residency_changed(scope, keys, resident_blocks, checkpoints)
+
+
+class _ServedOrders(ReuseTree):
+    """The latest orders that replicas served, of all tenants together, from the first report on."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes // _PART_OF_SERVED
+        most = max(min(self._max_bytes // (2 * _NODE), _MOST_SERVED), 1)
+        super().__init__(most, most)
+
+    def trim(self) -> int:
+        """Forget the oldest orders beyond the bound; return the estimated memory of the others."""
+        while self.nodes:
+            size = _NODE * self.nodes + _BLOCK * self.blocks
+            if size <= self._max_bytes:
+                return size
+            self._pop_last_block(self._root.younger)
+        return 0
 
 
 def _as_planned(block: ContextBlock) -> PlannedBlock:

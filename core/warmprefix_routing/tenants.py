@@ -74,7 +74,7 @@ class Tenants(Generic[StateT]):
 
     Beyond `max_tenants`, the least recently used tenant is forgotten. Beyond `max_bytes`, tenants shrink that take more
     than `max_bytes / max_tenants`, the least recently used first. A tenant within that share is therefore routed as if
-    it were alone, whatever the others do.
+    it were alone, whatever the others do. `shared_bytes`, of what the router keeps for all of them, count too.
 
     `forgotten` is called after a tenant was forgotten.
     """
@@ -95,7 +95,7 @@ class Tenants(Generic[StateT]):
 
     def clear(self) -> None:
         """Drop all tenants, without a call of `forgotten`."""
-        self.total_bytes = 0
+        self.total_bytes = self.shared_bytes = 0
         self.states: OrderedDict[str | None, StateT] = OrderedDict()
         """By tenant, least recently used first; to look up a state here does not count as use."""
         self._large: OrderedDict[str | None, StateT] = OrderedDict()
@@ -130,10 +130,10 @@ class Tenants(Generic[StateT]):
         self._count(tenant, state)
         if used and tenant in self._large:
             self._large.move_to_end(tenant)
-        # While all tenants together are above the bound, at least one is above its share.
-        while self.total_bytes > self._max_bytes and self._large:
+        # While all tenants together are above the bound, at least one is above its share; what they share may be more.
+        while (excess := self.total_bytes + self.shared_bytes - self._max_bytes) > 0 and self._large:
             oldest, large = next(iter(self._large.items()))
-            if large.memory_bytes != large.recorded_bytes or large.shrink(self.total_bytes - self._max_bytes):
+            if large.memory_bytes != large.recorded_bytes or large.shrink(excess):
                 self._count(oldest, large)
             elif large is state:
                 break  # what remains is the cost of an empty tenant

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.prefix_integrity import check_integrity
 
-from warmprefix import ContextBlock
+from warmprefix import ContextBlock, EngineReport
 from warmprefix_routing import ReplicaBounds, ReplicaRouter, replica_state
 from warmprefix_routing.replica_state import ReplicaTenant
 
@@ -60,7 +60,9 @@ def check(router: ReplicaRouter) -> None:
                 check_integrity(cache.tree)
     recorded = [state.recorded_bytes for state in router._tenants.states.values()]
     assert router._tenants.total_bytes == sum(recorded)
-    assert router.stats().memory_bytes <= sum(recorded)
+    assert router._tenants.shared_bytes == router._served.trim()
+    assert router.stats().memory_bytes <= sum(recorded) + router._tenants.shared_bytes
+    check_integrity(router._served)
 
 
 FILLINGS: dict[str, dict[str, Any]] = {
@@ -70,6 +72,8 @@ FILLINGS: dict[str, dict[str, Any]] = {
     "conversations": {"blocks": 0, "conversations": 10**9},
     "open routes": {"blocks": 20, "commit": False},
     "open routes without blocks": {"blocks": 0, "commit": False},
+    "reports": {"blocks": 1, "report": EngineReport(cached_tokens=0)},
+    "reports on long paths": {"blocks": 20, "preambles": 50, "report": EngineReport(cached_tokens=0)},
     "everything": {"blocks": 5, "preambles": 3, "conversations": 10**9},
 }
 
@@ -93,8 +97,8 @@ def test_many_tenants_stay_within_the_bound(traced: None, filling: str, tenants:
             prompt_tokens=1_000 + number,
         )
         if filled.get("commit", True):
-            router.commit(route)
-        most = max(most, router._tenants.total_bytes)
+            router.commit(route, filled.get("report"))
+        most = max(most, router._tenants.total_bytes + router._tenants.shared_bytes)
     check(router)
     assert 0.9 * MAX_BYTES < most <= MAX_BYTES
     assert allocated() - before <= ACCURACY * MAX_BYTES
