@@ -9,17 +9,25 @@ Memories are the passages of each turn. `memory_list` shows the latest ones as a
 order, as Mem0's examples do; `steady_list` the same in a steady order; `memory_chat` next to the question of each turn.
 In `dealt_chain` three workers read the passages in turn, one after the other, and a manager answers from the last
 summary (Zhang et al. 2024, Algorithm 1); in `routed_chain` the router chooses which worker reads which passage.
+
+`placed` is the arm `planned` by a planner that knows where the model reads best, from the file that the environment
+variable WARMPREFIX_POSITIONS names; `warmprefix quality report --positions FILE` writes it.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
+import json
+import os
+from functools import cache, lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from warmprefix import ContextBlock, ContextPlanner
 from warmprefix_chain_of_agents import ChainOfAgents, Manager, Prompts, Worker
 from warmprefix_chain_of_agents.prompts import Unit
 from warmprefix_mem0 import MemoryChat, SteadyOrder
+from warmprefix_openai import messages_for
+from warmprefix_tools.quality.arms import SYSTEM as READING
 from warmprefix_tools.quality.arms import compared_with
 
 if TYPE_CHECKING:
@@ -71,6 +79,18 @@ def _listed(question: EvidenceQuestion, memories: list[str]) -> list[dict[str, A
         )
     ]
     return [{"role": "system", "content": system}, *turns, {"role": "user", "content": question.question}]
+
+
+def placed(question: EvidenceQuestion) -> list[dict[str, Any]]:
+    blocks = [ContextBlock(text) for text in question.passages]
+    with _placing_planner().planning(blocks, preamble=READING) as plan:
+        return messages_for(plan, question.question, preamble=READING)
+
+
+@cache
+def _placing_planner() -> ContextPlanner:
+    (right,) = json.loads(Path(os.environ["WARMPREFIX_POSITIONS"]).read_text("utf-8")).values()
+    return ContextPlanner(annotate="none", positions={"*": right})
 
 
 @compared_with("quality_arms:dealt_chain")
