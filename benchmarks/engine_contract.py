@@ -251,10 +251,10 @@ def answered(
 
 
 def engine_facts(endpoint: ContractEndpoint) -> Iterator[tuple[str, str]]:
-    ways = {way: token_ids(endpoint, way) for way in TOKEN_IDS}
+    ways: dict[TokenIds, str] = {way: token_ids(endpoint, way) for way in TOKEN_IDS}
     for way, where in ways.items():
         yield f"token ids: {way}", where
-    known = next((way for way, where in ways.items() if where != "no"), None)
+    known: TokenIds | None = next((way for way, where in ways.items() if where != "no"), None)
     yield "tokenizer", tokenizer(endpoint)
     yield "prime", prime_shape(endpoint, known)
     yield "capacity", capacity(endpoint)

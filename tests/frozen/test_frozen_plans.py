@@ -20,7 +20,7 @@ from unittest import mock
 
 import pytest
 
-import warmprefix.residency.usage
+import warmprefix.residency.capacity
 from warmprefix import (
     BatchPlan,
     BatchRequest,

@@ -55,6 +55,7 @@ def asked(
 
         async def send() -> httpx.Response:
             client: httpx.AsyncClient
+            response = httpx.Response(0)
             async with link.async_http_client(httpx.AsyncClient, transport=transport) as client:
                 for plan, body in zip(plan_of, bodies, strict=True):
                     with link.sending(plan):
@@ -63,6 +64,7 @@ def asked(
 
         if is_async:
             return asyncio.run(send()), planner.stats()
+        response = httpx.Response(0)
         with link.http_client(httpx.Client, transport=transport) as client:
             for plan, body in zip(plan_of, bodies, strict=True):
                 with link.sending(plan):

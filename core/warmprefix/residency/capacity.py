@@ -237,7 +237,7 @@ class Capacities:
     """
 
     def __init__(self, given: int | Literal["auto"] | None) -> None:
-        self._given = given
+        self._given: int | Literal["auto"] | None = given
         self._learned: FairLru[tuple[str | None, str | None], Capacity] = FairLru()
 
     def of_scope(self, scope: Scope) -> Capacity:

@@ -118,10 +118,9 @@ class Explanations:
         if current == "checkpoints":
             # Primes make hits that look like those of a tree, but no hit ends between two possible checkpoints.
             return "prefix tree" if self.unit < self._first_unit else current
-        wrong = self._wrong | {
-            "prefix tree": min(self._wrong["prefix tree"], contradictions_by_chance(self._found, self._missed))
-        }
+        wrong = self._wrong.copy()
+        wrong["prefix tree"] = min(wrong["prefix tree"], contradictions_by_chance(self._found, self._missed))
         if self.unit < _LEAST_BLOCK:
             del wrong["checkpoints"]
-        match = min(wrong, key=wrong.__getitem__)
+        match: Match = min(wrong, key=wrong.__getitem__)
         return match if wrong[match] + slack < wrong[current] else current

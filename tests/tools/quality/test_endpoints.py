@@ -61,7 +61,7 @@ class Endpoint(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    server: Endpoint
+    server: Endpoint  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def do_POST(self) -> None:
         self.send(json.loads(self.rfile.read(int(self.headers["content-length"]))))

@@ -216,7 +216,8 @@ class _ServedArm:
         session = f"{secrets.randbelow(10**12):012}"  # digits, so that every session has the same number of tokens
         instructions = _ABOUT_PYTHON if text.documents is None else _ABOUT_DOCUMENTS
         self._instructions = f"Session {session}. {instructions}" if server.is_shared else instructions
-        self._placement, self._server, self._tick = placement, server, tick
+        self._placement: Placement = placement
+        self._server, self._tick = server, tick
         self._salt = f"demo-{session}"
         self._planner = ContextPlanner(capacity_tokens=server.capacity_tokens) if is_planned else None
         self._histories: dict[int, list[Message]] = {}

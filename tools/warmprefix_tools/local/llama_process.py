@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from importlib import import_module
 from typing import Any
 
 
@@ -15,7 +16,7 @@ def main(options: dict[str, Any]) -> None:
     """Serve a model until standard input ends."""
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever the engine prints goes to the log
-    import xllamacpp
+    xllamacpp: Any = import_module("xllamacpp")  # its names are those of a compiled module
 
     parameters = xllamacpp.CommonParams()
     parameters.model.path = options["gguf"]
