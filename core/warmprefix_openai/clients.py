@@ -132,11 +132,7 @@ def _permitted(writer: LinkWriter, opening: Opening, forward: Callable[..., Any]
             answers.append(salts.content(forward(question, stream=False)))
     except Exception as error:
         answers, failure = [], error
-    refused = salts.decide(opening.request, opening.salted, answers)
-    if failure is not None:
-        if refused is not None:
-            raise failure
-        salts.decide(opening.request, opening.salted, [b"", b""])  # so that the next requests do not wait for it too
+    refused = salts.decide(opening.request, opening.salted, answers, failure)
     return forward if refused is None else partial(_refused, refused)
 
 
@@ -153,11 +149,7 @@ async def _apermitted(
             answers.append(salts.content(await forward(question, stream=False)))
     except Exception as error:
         answers, failure = [], error
-    refused = salts.decide(opening.request, opening.salted, answers)
-    if failure is not None:
-        if refused is not None:
-            raise failure
-        salts.decide(opening.request, opening.salted, [b"", b""])  # so that the next requests do not wait for it too
+    refused = salts.decide(opening.request, opening.salted, answers, failure)
     return forward if refused is None else partial(_arefused, refused)
 
 

@@ -57,7 +57,9 @@ class SaltCheck:
         known: dict[int, bytes] = {200: response.content, 404: b"{}"}
         return known.get(response.status_code, b"")
 
-    def decide(self, request: Any, route: PromptRoute, answers: Sequence[bytes] = ()) -> bytes | None:
+    def decide(
+        self, request: Any, route: PromptRoute, answers: Sequence[bytes] = (), failure: Exception | None = None
+    ) -> bytes | None:
         """Return the error to answer in place of the engine; None if the request may go out.
 
         If the engine was not recognised, only Messages are refused, because SGLang ignores their salt.
@@ -66,6 +68,7 @@ class SaltCheck:
             request: The tenant's request, of httpx.
             route: Its route.
             answers: The contents of the answers to the questions, in their order; an empty one stands for none.
+            failure: Why a question failed. It is raised if the request may not go out.
         """
         base = _base(request)
         engine, _ = self._engines.get(base, _UNKNOWN)
@@ -74,15 +77,22 @@ class SaltCheck:
             found = recognised_engine(models, version)
             if models and (version or found.name != engine.name):  # a busy engine is still the same
                 engine = found
-            if len(self._engines) >= _MAX_ENGINES:
-                self._engines.clear()
-            self._engines[base] = engine, self._clock() + (_ENGINE_SECONDS if all(answers) else _NO_ANSWER_SECONDS)
+            self._keep(base, engine, _ENGINE_SECONDS if all(answers) else _NO_ANSWER_SECONDS)
         takes = engine.takes_salt(route)
         if takes or (takes is None and route != "messages"):
+            if failure is not None:  # the next requests do not ask, and so do not wait for it too
+                self._keep(base, engine, _NO_ANSWER_SECONDS)
             return None
+        if failure is not None:
+            raise failure
         hint = "; use chat completions" if engine.takes_salt("chat") is not False and route != "chat" else ""
         error = {"type": "invalid_request_error", "message": f"{_REFUSAL}{hint}"}
         return json.dumps({"type": "error", "error": error}).encode()
+
+    def _keep(self, base: str, engine: Engine, seconds: float) -> None:
+        if len(self._engines) >= _MAX_ENGINES:
+            self._engines.clear()
+        self._engines[base] = engine, self._clock() + seconds
 
 
 def _base(request: Any) -> str:
