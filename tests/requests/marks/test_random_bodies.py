@@ -119,7 +119,8 @@ def served(cache: SimulatedCache, profile: CacheProfile, shape: ApiShape, body: 
     elif shape == "chat":
         prompt = ChatCompletionRequest(**body).prompt_for(profile)
     else:
-        prompt = ResponsesRequest(**body).prompt_for(profile)
+        request = ResponsesRequest(**body)
+        prompt = request.rendered(profile, request.messages_for(profile, ())[0])
     return serve(cache, prompt, now)
 
 

@@ -147,11 +147,6 @@ def test_request_against_the_rules_is_refused(
         create(client, items, **options)
 
 
-def test_stored_responses_are_not_found(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError, match="nothing is stored here"):
-        create(client, "Hi.", previous_response_id="resp_1")
-
-
 def test_older_models_match_in_steps_and_refuse_the_new_fields() -> None:
     with serving("openai-before-5.6") as client:
         uses = [create(client, f"{TEXT} {question}").usage for question in ("First?", "Second?")]

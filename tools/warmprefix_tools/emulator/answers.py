@@ -176,6 +176,6 @@ def model_list(model: str, context_limit: int, created: int) -> Json:
     return {"object": "list", "data": [card]}
 
 
-def error(status: int, message: str, kind: str, param: str | None = None) -> Json:
-    """Return a refusal; `param` is the path of the invalid field."""
-    return {"error": {"message": message, "type": kind, "param": param, "code": status}}
+def error(status: int, message: str, kind: str, param: str | None = None, code: str | None = None) -> Json:
+    """Return a refusal; `param` is the path of the invalid field, and `code` the API's name for the refusal."""
+    return {"error": {"message": message, "type": kind, "param": param, "code": code or status}}

@@ -13,6 +13,7 @@ from warmprefix_tools.emulator.answers import AnswerPayloads, ComposedAnswer, Js
 from warmprefix_tools.emulator.anthropic_messages import count_tokens, create_message, error_body
 from warmprefix_tools.emulator.engine import EmulatorConfig, EmulatorEngine, Generation, Reader
 from warmprefix_tools.emulator.openai_bodies import AdvanceClockRequest, ChatCompletionRequest, TokenizeRequest
+from warmprefix_tools.emulator.openai_items import item_routes
 from warmprefix_tools.emulator.openai_responses import create_response
 from warmprefix_tools.emulator.scripts import turns_of
 from warmprefix_tools.emulator.serving import (
@@ -71,6 +72,7 @@ def create_app(config: EmulatorConfig | None = None, reader: Reader | None = Non
     app = Starlette(
         routes=[
             *(Route(path, partial(answer, engine), methods=["POST"]) for path, answer in posts.items()),
+            *item_routes(engine),
             *(Route("/v1/models", models), Route("/health", health), Route("/metrics", exposition)),
         ],
         middleware=[Middleware(MarksResponses)],
@@ -85,7 +87,7 @@ async def _create_chat(engine: EmulatorEngine, request: Request) -> Response:
     prompt = body.prompt_for(engine.profile)
     turns = turns_of([{"role": message.role} for message in body.messages]) if body.tools else None
     text = None
-    if engine.reader is not None and turns is None:
+    if engine.reader is not None:
         text = engine.reader([message.for_template() for message in body.messages])
     answer = planned_answer(engine, prompt, body.new_token_limit, turns, text)
     shown: Json = {"prompt_token_ids": prompt.tokens} if body.return_token_ids else {}
@@ -150,6 +152,6 @@ async def _error_response(request: Request, error: Exception) -> Response:
         raise error
     if request.url.path.startswith("/v1/messages"):
         return JSONResponse(error_body(error.status_code, error.detail), error.status_code, error.headers)
-    kind, param = (error.kind, error.param) if isinstance(error, RefusedError) else ("HTTPError", None)
-    body = answers.error(error.status_code, error.detail, kind, param)
+    refused = error if isinstance(error, RefusedError) else RefusedError(0, "", kind="HTTPError")
+    body = answers.error(error.status_code, error.detail, refused.kind, refused.param, refused.code)
     return JSONResponse(body, status_code=error.status_code, headers=error.headers)

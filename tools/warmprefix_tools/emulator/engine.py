@@ -32,6 +32,7 @@ from warmprefix_tools.caches import (
 )
 from warmprefix_tools.emulator.answers import ComposedAnswer, FinishReason
 from warmprefix_tools.emulator.scripts import AnswerScript
+from warmprefix_tools.emulator.stored_items import ItemStore
 from warmprefix_tools.emulator.tokenizer import ChatMessage
 
 __all__ = ["EmulatorConfig", "EmulatorEngine", "EngineObserver", "Generation"]
@@ -157,7 +158,7 @@ Reader = Callable[[Sequence[ChatMessage]], str]
 
 
 class EmulatorEngine:
-    """One engine, for one event loop; tests pass a `clock` of their own. A `reader` answers chats without tools."""
+    """One engine, for one event loop; tests pass a `clock` of their own. A `reader` answers what no script does."""
 
     def __init__(
         self,
@@ -177,6 +178,7 @@ class EmulatorEngine:
         self._observer = EngineObserver() if observer is None else observer
         self._clock = clock
         self._cache_seconds_ahead = 0.0
+        self.items = ItemStore(self._cache_time)
         self._gpu: AbstractAsyncContextManager[object] = nullcontext() if is_hosted(self.profile) else asyncio.Lock()
         self._blocks_freed = asyncio.Event()
         self._unfinished = 0
@@ -192,7 +194,7 @@ class EmulatorEngine:
         return self._unfinished - self.num_running
 
     def advance_clock(self, seconds: float) -> None:
-        """Let this much time pass for the lifetimes of cached prefixes; TTFT and decoding are not affected.
+        """Let this much time pass for cached prefixes and stored responses; TTFT and decoding are not affected.
 
         Raises:
             ValueError: `seconds` is below 0 or not finite.

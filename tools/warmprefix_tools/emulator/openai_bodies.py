@@ -10,6 +10,7 @@ lifetime; `prompt_cache_retention` excludes `prompt_cache_options`; models befor
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from warmprefix.cache_profiles import CacheProfile
@@ -25,7 +26,14 @@ try:
 except ImportError as exc:
     raise MissingExtraError("cli", "pydantic") from exc
 
-__all__ = ["AdvanceClockRequest", "ChatCompletionRequest", "ResponsesRequest", "TokenizeRequest"]
+__all__ = [
+    "AdvanceClockRequest",
+    "ChatCompletionRequest",
+    "ConversationRequest",
+    "ItemsRequest",
+    "ResponsesRequest",
+    "TokenizeRequest",
+]
 
 _BREAKPOINT = "prompt_cache_breakpoint"
 
@@ -260,36 +268,71 @@ def _with_tools(tools: list[dict[str, Any]] | None, messages: list[RequestMessag
 # -- responses ---------------------------------------------------------------------------------------------------------
 
 
+class ConversationReference(BaseModel):
+    """The conversation of a response."""
+
+    id: str
+
+
+def _as_reference(conversation: object) -> object:
+    return {"id": conversation} if isinstance(conversation, str) else conversation
+
+
 class ResponsesRequest(PromptCacheFields):
     """Body of POST /v1/responses; other fields are accepted and ignored."""
 
     model: str | None = None
-    input: str | list[_Fields]
+    input: str | list[_Fields] = Field(default_factory=list)
     instructions: str | None = None
     tools: list[_Fields] | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     stream: bool | None = False
+    store: bool | None = True
+    background: Literal[False] | None = False
     previous_response_id: str | None = None
+    conversation: Annotated[ConversationReference | None, BeforeValidator(_as_reference)] = None
+    truncation: Literal["auto", "disabled"] | None = "disabled"
+    metadata: dict[str, str] | None = None
 
-    def prompt_for(self, profile: CacheProfile) -> MarkedPrompt:
-        """Return the prompt: tools, instructions, then the items of the input.
+    @property
+    def conversation_id(self) -> str | None:
+        """The conversation that the response joins; None without one."""
+        return None if self.conversation is None else self.conversation.id
+
+    @property
+    def items(self) -> list[_Fields]:
+        """The items of the input."""
+        return [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
+
+    def messages_for(self, profile: CacheProfile, history: Sequence[_Fields]) -> tuple[list[PartedMessage], int]:
+        """Return the prompt's messages: tools, instructions, stored items, input; and the number of those that stay.
 
         Raises:
-            RefusedError: The request continues a stored answer, an item is invalid, or a caching field is against
-                the rules.
+            RefusedError: An item is invalid, or a caching field is against the rules.
         """
-        if self.previous_response_id is not None:
-            message = f"Previous response with id '{self.previous_response_id}' not found: nothing is stored here."
-            raise RefusedError(404, message, kind="NotFoundError", param="previous_response_id")
         self.check(profile)
         messages: list[PartedMessage] = []
         if self.tools:
             messages.append(PartedMessage("tools", (PromptPart(json.dumps(self.tools)),)))
         if self.instructions:
             messages.append(PartedMessage("developer", (PromptPart(self.instructions),)))
-        items = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
-        messages += [_message_of(profile, f"input[{number}]", item) for number, item in enumerate(items)]
-        return self.rendered(profile, messages)
+        fixed = len(messages)
+        messages += [_message_of(profile, "conversation", item) for item in history]
+        messages += [_message_of(profile, f"input[{number}]", item) for number, item in enumerate(self.items)]
+        return messages, fixed
+
+
+class ConversationRequest(BaseModel):
+    """Body of POST /v1/conversations, and of an update, which has no items."""
+
+    metadata: dict[str, str] | None = None
+    items: Annotated[list[_Fields], Field(max_length=20)] | None = None
+
+
+class ItemsRequest(BaseModel):
+    """Body of POST /v1/conversations/{id}/items."""
+
+    items: Annotated[list[_Fields], Field(max_length=20)]
 
 
 def _message_of(profile: CacheProfile, path: str, item: _Fields) -> PartedMessage:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from warmprefix_tools.caches import Mark, MarkedPrompt
-from warmprefix_tools.emulator.tokenizer import MESSAGE_END, MESSAGE_START, encode
+from warmprefix_tools.emulator.tokenizer import MESSAGE_END, MESSAGE_START, ChatMessage, encode
 
 __all__ = ["PartedMessage", "PromptPart", "render_parts"]
 
@@ -28,6 +28,11 @@ class PartedMessage:
     parts: tuple[PromptPart, ...]
     has_automatic_mark: bool = False
     """True for messages at whose end the API sets marks of its own."""
+
+    @property
+    def joined(self) -> ChatMessage:
+        """The message as the model reads it."""
+        return ChatMessage(self.role, "\n".join([part.text for part in self.parts]))
 
 
 def render_parts(

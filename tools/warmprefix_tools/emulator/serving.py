@@ -46,10 +46,19 @@ BodyT = TypeVar("BodyT", bound=BaseModel)
 class RefusedError(HTTPException):
     """A request that is refused, in OpenAI's shape and vLLM's words."""
 
-    def __init__(self, status: int, message: str, *, kind: str = "BadRequestError", param: str | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = "BadRequestError",
+        param: str | None = None,
+        code: str | None = None,
+    ) -> None:
         super().__init__(status, message)
         self.kind = kind
         self.param = param
+        self.code = code
 
 
 async def parsed(request: Request, model: type[BodyT], config: EmulatorConfig) -> BodyT:
