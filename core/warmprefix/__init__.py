@@ -14,12 +14,13 @@ from warmprefix.ordering import OrderingPolicy
 from warmprefix.plan import ContextPlan, PlannedBlock, Reference, Scope
 from warmprefix.planner import ContextPlanner
 from warmprefix.residency import EngineReport
-from warmprefix.stores import SeenStore
+from warmprefix.stores import Branch, SeenStore
 from warmprefix.telemetry import PlannerObserver, PlannerStats
 
 __all__ = [
     "BatchPlan",
     "BatchRequest",
+    "Branch",
     "ContextBlock",
     "ContextPlan",
     "ContextPlanner",

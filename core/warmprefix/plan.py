@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 
 from warmprefix.annotate import Annotation, Templates
 from warmprefix.blocks import ContextBlock
+from warmprefix.stores import TurnRecord
 
 __all__ = ["ContextPlan", "Placement", "PlannedBlock", "Reference", "Scope", "tenant_salt"]
 
@@ -86,7 +87,7 @@ class ContextPlan:
     scope: Scope
     """The scope of the request."""
     conversation: str | None
-    """The id of the conversation; None without one."""
+    """The name of the conversation; None without one, and in a branch."""
     placement: Placement
     """Where the context stands in the prompt."""
     turn: int | None
@@ -99,7 +100,7 @@ class ContextPlan:
     cache_salt: str | None
     """For the engine's `cache_salt`: derived from the tenant, so that tenants share no cached prefix."""
     tracked: bool = field(repr=False)
-    """True if a commit records the blocks as seen by the conversation."""
+    """True if the store's record of a named conversation follows the plan until it is committed or abandoned."""
     opens_prompt: bool = field(repr=False)
     """True if the context follows the preamble directly, so that other conversations can share it as a prefix."""
     annotation: Annotation = "both"
@@ -108,6 +109,9 @@ class ContextPlan:
     """Tokens of the labels and notes in its text, counted or estimated."""
     order_annotation: str | None = None
     """The note that names the most relevant blocks; None if the order needs none, or `annotation` has none."""
+    parent: TurnRecord | None = field(default=None, repr=False)
+    """The record of the turn that the plan continues, as far as it is known; None if the plan continues no branch. It
+    travels with the plan, so that a commit needs not read it again."""
 
     @property
     def total_tokens(self) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import struct
 from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib import resources
@@ -14,22 +15,31 @@ from typing import Any
 
 from redis.exceptions import InvalidResponse, NoScriptError
 
-from warmprefix.stores import Conversation, PreparedTurn, SeenBlock, Snapshot, Steps
+from warmprefix.stores import Conversation, PreparedTurn, SeenBlock, Snapshot, Steps, TurnRecord
 
 __all__ = [
     "SCRIPTS",
     "Script",
     "check_prefix",
     "conversation_key",
-    "conversation_pattern",
+    "conversation_patterns",
     "decode_prepared",
     "decode_record",
+    "decode_turn",
     "encode_proposed",
     "encode_sent",
+    "encode_turn",
+    "is_damaged",
+    "is_turn",
+    "turn_key",
 ]
 
 VERSION = "1"
 """Version of the stored values; a part of their checksums, so that other versions count as damaged."""
+
+_TURN_VERSION = b"1"
+"""Version of the records of turns, and their first byte."""
+_WHOLE, _TRIMMED, _CONTRADICTED = range(3)
 
 _FINGERPRINT_BYTES = 16
 _MAX_TOKENS = 0xFFFFFFFF
@@ -64,18 +74,27 @@ def conversation_key(prefix: str, conversation: Conversation) -> bytes:
     >>> conversation_key("wp", Conversation("acme", "chat"))
     b'wp:{c3c378e4f8cf000b27f719773db16536}:seen'
     """
+    return _key(prefix, conversation, "seen")
+
+
+def turn_key(prefix: str, turn: Conversation) -> bytes:
+    """Return the key of a turn's record, `PREFIX:{DIGEST}:turn`, made of tenant and id in the same way."""
+    return _key(prefix, turn, "turn")
+
+
+def _key(prefix: str, conversation: Conversation, kind: str) -> bytes:
     text = b""
     if conversation.tenant is not None:
         tenant = _encode(conversation.tenant)
         text = b"%d:%b" % (len(tenant), tenant)
     text += b"|" + _encode(conversation.id)
-    return f"{prefix}:{{{hashlib.blake2b(text, digest_size=16).hexdigest()}}}:seen".encode()
+    return f"{prefix}:{{{hashlib.blake2b(text, digest_size=16).hexdigest()}}}:{kind}".encode()
 
 
-def conversation_pattern(prefix: str) -> str:
-    """Return the pattern by which SCAN finds exactly the keys of conversations under a prefix."""
+def conversation_patterns(prefix: str) -> list[str]:
+    """Return the patterns by which SCAN finds exactly the keys of conversations and of turns under a prefix."""
     escaped = "".join(f"\\{letter}" if letter in "*?[]\\^-" else letter for letter in prefix)
-    return f"{escaped}:{{{'?' * 32}}}:seen"
+    return [f"{escaped}:{{{'?' * 32}}}:{kind}" for kind in ("seen", "turn")]
 
 
 # -- scripts -----------------------------------------------------------------------------------------------------------
@@ -122,10 +141,58 @@ def encode_sent(sent: Sequence[SeenBlock]) -> list[tuple[str, str, int]]:
     return [(_hex(block.fingerprint), block.label, min(block.tokens, _MAX_TOKENS)) for block in sent]
 
 
+def encode_turn(key: bytes, record: TurnRecord | None) -> bytes:
+    """Return the stored value of a turn's record, or of one that contradicts another: version, checksum, body.
+
+    The body has turn, mark and number of blocks; then turns and token counts of all blocks, fingerprints, and labels.
+    """
+    turn, blocks, trimmed, _ = TurnRecord(0) if record is None else record
+    mark = _CONTRADICTED if record is None else _TRIMMED if trimmed else _WHOLE
+    keys = b"".join([_checked_fingerprint(block.fingerprint) for block in blocks])
+    numbers = [number for block in blocks for number in (block.turn, min(block.tokens, _MAX_TOKENS))]
+    labels = [block.label for block in blocks]
+    if any("\n" in label for label in labels):
+        raise ValueError("label must be one line")
+    body = struct.pack(f"<3I{len(numbers)}I", turn, mark, len(blocks), *numbers) + keys + _encode("\n".join(labels))
+    return _TURN_VERSION + _seal(_TURN_VERSION + key + body) + body
+
+
+def decode_turn(key: bytes, value: bytes | None) -> TurnRecord | None:
+    """Decode the record of a turn; None if it is missing, of another version or contradicts another record."""
+    if is_damaged(key, value):
+        return TurnRecord(0, damaged=True)
+    if value is None or value[:1] != _TURN_VERSION:
+        return None
+    body = value[1 + _SEAL_DIGITS :]
+    turn, mark, count = struct.unpack_from("<3I", body)
+    numbers = struct.unpack_from(f"<{2 * count}I", body, 12)
+    start, end = 12 + 8 * count, 12 + (8 + _FINGERPRINT_BYTES) * count
+    keys = [body[i : i + _FINGERPRINT_BYTES] for i in range(start, end, _FINGERPRINT_BYTES)]
+    blocks = map(SeenBlock, keys, _decode(body[end:]).split("\n"), numbers[::2], numbers[1::2])
+    return None if mark == _CONTRADICTED else TurnRecord(turn, tuple(blocks), mark == _TRIMMED)
+
+
+def is_turn(key: bytes, value: bytes | None) -> bool:
+    """Return True if a value is the sound record of a turn, or of one that contradicts another."""
+    return value is not None and value[:1] == _TURN_VERSION and not is_damaged(key, value)
+
+
+def is_damaged(key: bytes, value: bytes | None) -> bool:
+    """Return True if a value under the key of a turn was written by nobody, or under another key."""
+    if value is None or (value and value[:1] != _TURN_VERSION):  # another version may have another checksum
+        return False
+    end = 1 + _SEAL_DIGITS
+    return value[1:end] != _seal(_TURN_VERSION + key + value[end:])
+
+
 def _hex(fingerprint: bytes) -> str:
+    return _checked_fingerprint(fingerprint).hex()
+
+
+def _checked_fingerprint(fingerprint: bytes) -> bytes:
     if len(fingerprint) != _FINGERPRINT_BYTES:
         raise ValueError(f"fingerprint must be {_FINGERPRINT_BYTES} bytes, got {len(fingerprint)}")
-    return fingerprint.hex()
+    return fingerprint
 
 
 # -- from the server ---------------------------------------------------------------------------------------------------

@@ -20,9 +20,11 @@ from warmprefix.stores import (
     Forget,
     Operation,
     Prepare,
+    ReadTurn,
     RecordBounds,
     Snapshot,
     Steps,
+    WriteTurn,
     arun_steps,
     check_positive,
     run_steps,
@@ -40,7 +42,8 @@ _KEYS_PER_SCAN = 500
 
 
 class RedisSeenStore:
-    """A `SeenStore` in Redis (6.2 or newer) or Valkey: one hash per conversation, one atomic script per operation.
+    """A `SeenStore` in Redis (6.2 or newer) or Valkey: one hash per conversation, one atomic script per operation; and
+    one string per turn with a record of its own.
 
     Text is never stored; only digests, labels, turns and token counts. Times are those of the server's clock. Every
     write renews a conversation's time to live. Its key is evicted, expired and moved as a whole.
@@ -75,6 +78,7 @@ class RedisSeenStore:
         bounds = RecordBounds(max_blocks=1_024) if bounds is None else bounds
         self._prefix = record.check_prefix(prefix)
         milliseconds = {name: max(1, round(getattr(bounds, name) * 1_000)) for name in ("ttl", "lease_ttl")}
+        self._max_blocks = bounds.max_blocks
         self._bounds: Mapping[str, object] = {**asdict(bounds), **milliseconds}
         self._timeout = timeout
         self._clients = Clients(target, timeout)
@@ -113,13 +117,13 @@ class RedisSeenStore:
         return await arun_steps(self._inspect(self._clients.asynchronous(), conversation))
 
     def clear(self) -> None:
-        """Forget all conversations under the prefix. Not atomic, and a failover may undo it."""
+        """Forget all conversations and turns under the prefix. Not atomic, and a failover may undo it."""
         client = self._clients.sync()
-        pattern = record.conversation_pattern(self._prefix)
         for node in client.get_primaries() if is_cluster(client) else [None]:
             target = {} if node is None else {"target_nodes": node}
-            for keys in _batches(client.scan_iter(match=pattern, count=_KEYS_PER_SCAN, **target)):
-                client.unlink(*keys)
+            for pattern in record.conversation_patterns(self._prefix):
+                for keys in _batches(client.scan_iter(match=pattern, count=_KEYS_PER_SCAN, **target)):
+                    client.unlink(*keys)
 
     def close(self) -> None:
         """Close the client for threads if this store opened it."""
@@ -132,13 +136,16 @@ class RedisSeenStore:
     # -- the steps of each, for both kinds of client -------------------------------------------------------------
 
     def _execute(self, open_client: Callable[[], Any], operation: Operation[Any]) -> Steps[Any]:
-        request = {**self._bounds, **_request(operation)}
+        is_turn = isinstance(operation, ReadTurn | WriteTurn)
+        request = {} if is_turn else {**self._bounds, **_request(operation)}
         key = record.conversation_key(self._prefix, operation.conversation)
         if not self.breaker.admits():
             raise StoreUnavailableError(operation.name, operation.conversation)
         with self._reporting():
             client = open_client()
             try:
+                if isinstance(operation, ReadTurn | WriteTurn):
+                    return (yield from self._turn(client, operation))
                 answer = yield from record.SCRIPTS[operation.name].steps(client, key, request)
                 if isinstance(operation, Prepare):
                     return record.decode_prepared(answer, operation.proposed, operation.plan_id)
@@ -149,6 +156,34 @@ class RedisSeenStore:
                     yield self._clients.disconnect(client)
                 raise
         return None if isinstance(operation, Forget) else bool(answer)
+
+    def _turn(self, client: Any, operation: ReadTurn | WriteTurn) -> Steps[Any]:
+        key = record.turn_key(self._prefix, operation.conversation)
+        if isinstance(operation, ReadTurn):
+            return record.decode_turn(key, (yield from self._value(client, key)))
+        value = record.encode_turn(key, operation.record.bounded(self._max_blocks))
+        write = partial(client.set, key, px=self._bounds["ttl"])
+        if (yield partial(write, value, nx=True)):
+            return True
+        stored = yield from self._value(client, key)
+        if record.is_turn(key, stored) and stored != value:
+            yield partial(write, record.encode_turn(key, None))
+            return False
+        if stored != value:  # of another version, or damaged
+            yield partial(write, value)
+        return True
+
+    def _value(self, client: Any, key: bytes) -> Steps[bytes | None]:
+        """Return the value of a key; what is damaged may be the answer to another call, which ends the connection."""
+        try:
+            value: bytes | None = yield partial(client.get, key)
+        except ResponseError as error:
+            if not str(error).startswith("WRONGTYPE"):
+                raise
+            return b""
+        if record.is_damaged(key, value):
+            yield self._clients.disconnect(client)
+        return value
 
     @contextmanager
     def _reporting(self) -> Iterator[None]:

@@ -132,17 +132,27 @@ class RecordingPlanner(ContextPlanner):
         self.outcomes: list[tuple[str, str, EngineReport | None]] = []
 
     def commit(
-        self, plan: ContextPlan, cached_tokens: int | None = None, *, report: EngineReport | None = None
+        self,
+        plan: ContextPlan,
+        cached_tokens: int | None = None,
+        *,
+        report: EngineReport | None = None,
+        turn_id: str | None = None,
     ) -> bool:
         self.outcomes.append((plan.id, "commit", report))
-        return super().commit(plan, cached_tokens, report=report)
+        return super().commit(plan, cached_tokens, report=report, turn_id=turn_id)
 
     async def acommit(
-        self, plan: ContextPlan, cached_tokens: int | None = None, *, report: EngineReport | None = None
+        self,
+        plan: ContextPlan,
+        cached_tokens: int | None = None,
+        *,
+        report: EngineReport | None = None,
+        turn_id: str | None = None,
     ) -> bool:
         self.outcomes.append((plan.id, "commit", report))
         await asyncio.sleep(0)
-        return await super().acommit(plan, cached_tokens, report=report)
+        return await super().acommit(plan, cached_tokens, report=report, turn_id=turn_id)
 
     def abandon(self, plan: ContextPlan) -> bool:
         self.outcomes.append((plan.id, "abandon", None))

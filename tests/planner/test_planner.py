@@ -339,9 +339,9 @@ def test_a_plan_can_be_abandoned_in_the_middle_of_another_call(where: str) -> No
             return range(len(blocks))
 
     class CollectingStore(MemorySeenStore):
-        def _use(self, conversation: Conversation, now: float) -> Any:
+        def _use(self, key: Any, now: float) -> Any:
             collect("store")
-            return super()._use(conversation, now)
+            return super()._use(key, now)
 
     def request() -> None:
         planner.plan(blocks(1), conversation="chat", placement="tail")

@@ -20,7 +20,7 @@ URL = "redis://localhost"
 CHAT = Conversation(None, "chat")
 KEY = b"k" * 16
 SENDER = b"sender 1"
-OPERATIONS = "operation must be a Prepare, Commit, Abandon or Forget, got str"
+OPERATIONS = "operation must be a Prepare, Commit, Abandon, Forget, ReadTurn or WriteTurn, got str"
 
 MEMORY = ["max_conversations", "max_entries"]
 RECORD = ["max_blocks", "max_leases", "ttl", "lease_ttl"]

@@ -21,9 +21,12 @@ from warmprefix.stores import (
     Operation,
     Prepare,
     PreparedTurn,
+    ReadTurn,
     SeenBlock,
     SeenStore,
     Steps,
+    TurnRecord,
+    WriteTurn,
     arun_steps,
     run_steps,
 )
@@ -65,8 +68,8 @@ class ConversationStore:
         self._unsettled = Unsettled()
         self._forgetting: set[asyncio.Task[None]] = set()
 
-    def prepare(self, draft: PlanDraft) -> PreparedTurn | None:
-        """Return what the conversation has seen of a draft's blocks; None for nothing.
+    def prepare(self, draft: PlanDraft) -> PreparedTurn | TurnRecord | None:
+        """Return what the conversation has seen of a draft's blocks, or a branch of all; None for nothing.
 
         If the draft shows its history, the store forgets the conversation instead: the record no longer follows it,
         so no later plan may trust the record.
@@ -74,33 +77,39 @@ class ConversationStore:
         operation = _first_operation(draft)
         return None if operation is None else self._checked(self._execute(operation))
 
-    async def aprepare(self, draft: PlanDraft) -> PreparedTurn | None:
+    async def aprepare(self, draft: PlanDraft) -> PreparedTurn | TurnRecord | None:
         operation = _first_operation(draft)
         return None if operation is None else self._checked(await self._aexecute(operation))
 
-    def _checked(self, record: PreparedTurn | None) -> PreparedTurn | None:
+    def _checked(self, record: PreparedTurn | TurnRecord | None) -> PreparedTurn | TurnRecord | None:
         """Return a record without the blocks whose values no planner wrote; count one failure if there are some."""
         if record is None:
             return None
-        seen = {
-            key: block
-            for key, block in record.seen.items()
-            if is_lasting_label(block.label, key) and block.turn <= record.turn
-        }
-        if record.damaged or len(seen) < len(record.seen):
+        turn = record.turn
+        if isinstance(record, TurnRecord):
+            blocks = [block for block in record.blocks if _is_sound(block, turn)]
+            is_damaged = record.damaged or len(blocks) < len(record.blocks)
+            checked: PreparedTurn | TurnRecord | None = None if is_damaged else record
+        else:
+            seen = {key: block for key, block in record.seen.items() if block.label and _is_sound(block, turn)}
+            is_damaged = record.damaged or len(seen) < len(record.seen)
+            checked = record._replace(seen=seen)
+        if is_damaged:
             self._metrics.count("store_errors")
-        return record._replace(seen=seen)
+        return checked
 
-    def commit(self, plan: ContextPlan, in_time: bool) -> bool:
+    def commit(self, plan: ContextPlan, in_time: bool, turn_id: str | None) -> bool:
         """Record the plan's blocks as seen; True if they were recorded.
 
         The store must receive late commits too: if the model saw that prompt, plans that were made at the same time
-        may not be part of the history.
+        may not be part of the history. In a branch that would be another turn, with another id.
         """
-        return self._count_commit(plan, in_time, self._execute(_commit(plan)))
+        operation = _commit(plan, turn_id)
+        return operation is None or self._count_commit(plan, in_time, self._execute(operation))
 
-    async def acommit(self, plan: ContextPlan, in_time: bool) -> bool:
-        return self._count_commit(plan, in_time, await self._aexecute(_commit(plan)))
+    async def acommit(self, plan: ContextPlan, in_time: bool, turn_id: str | None) -> bool:
+        operation = _commit(plan, turn_id)
+        return operation is None or self._count_commit(plan, in_time, await self._aexecute(operation))
 
     def _count_commit(self, plan: ContextPlan, in_time: bool, recorded: bool | None) -> bool:
         """Return the result of a commit, None if the store failed, as a bool; count a conflict."""
@@ -144,6 +153,8 @@ class ConversationStore:
         return await arun_steps(self._steps(operation, self._async_store.aexecute))
 
     def _steps(self, operation: Operation[T], execute: Callable[[Operation[Any]], Any]) -> Steps[T | None]:
+        if isinstance(operation, ReadTurn | WriteTurn):
+            return (yield from self._turn_steps(operation, execute))  # type: ignore[return-value]
         conversation = operation.conversation
         is_prepared = isinstance(operation, Prepare)
         began = time.perf_counter()
@@ -170,6 +181,23 @@ class ConversationStore:
             if isinstance(operation, Commit):
                 self._forget_soon(conversation)
             raise
+        finally:
+            self._metrics.store_latency.observe(time.perf_counter() - began)
+        return result
+
+    def _turn_steps(self, operation: Operation[T], execute: Callable[[Operation[Any]], Any]) -> Steps[T | None]:
+        """Read or write the record of a turn. A failure leaves nothing to settle.
+
+        Records of turns never change and are true from the beginning. So it makes no difference to later plans whether
+        the store executed a call that failed, or executes it late: they find the record, or send the blocks again. If
+        the caller is cancelled, nobody learns the id that the turn would have had, and no prompt continues it.
+        """
+        began = time.perf_counter()
+        try:
+            result: T = yield partial(execute, operation)
+        except Exception:
+            self._metrics.degrade("store")
+            return None
         finally:
             self._metrics.store_latency.observe(time.perf_counter() - began)
         return result
@@ -276,21 +304,32 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
         return None
 
 
-def _first_operation(draft: PlanDraft) -> Operation[PreparedTurn | None] | None:
+def _first_operation(draft: PlanDraft) -> Operation[PreparedTurn | TurnRecord | None] | None:
     key = draft.key
     if key is None:
         return None
+    if draft.branch is not None:
+        return ReadTurn(key)
     return Prepare(key, draft.plan_id, draft.proposed()) if draft.visible is None else Forget(key)
 
 
-def _commit(plan: ContextPlan) -> Commit:
-    turn = plan.turn or 0
+def _is_sound(block: SeenBlock, turn: int) -> bool:
+    return block.turn <= turn and (not block.label or is_lasting_label(block.label, block.fingerprint))
+
+
+def _commit(plan: ContextPlan, turn_id: str | None) -> Commit | WriteTurn | None:
+    """Return the operation that records a plan; None for a turn of a branch without an id."""
+    turn, parent = plan.turn or 0, plan.parent
     sent = [
         SeenBlock(planned.block.fingerprint, planned.label, turn, planned.block.tokens)
         for planned in plan.blocks
-        if planned.reference is None and planned.label
+        if planned.reference is None and (planned.label or parent is not None)
     ]
-    return Commit(_conversation(plan), _id_in_store(plan), sent)
+    if parent is None:
+        return Commit(_conversation(plan), _id_in_store(plan), sent)
+    if turn_id is None:
+        return None
+    return WriteTurn(Conversation(plan.scope.tenant, turn_id), parent.followed_by(sent))
 
 
 def _conversation(plan: ContextPlan) -> Conversation:

@@ -26,7 +26,7 @@ from warmprefix.planner.request import (
 )
 from warmprefix.planner.state import PlannerState
 from warmprefix.residency import EngineReport, ResidencyTarget
-from warmprefix.stores import Conversation
+from warmprefix.stores import Branch, Conversation, check_turn_id
 from warmprefix.telemetry import PlannerStats
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class ContextPlanner:
         self,
         blocks: Blocks,
         *,
-        conversation: str | None = None,
+        conversation: str | Branch | None = None,
         placement: Placement = "head",
         tenant: str | None = None,
         model: str | None = None,
@@ -134,7 +134,9 @@ class ContextPlanner:
 
         Args:
             blocks: In relevance order. Equal blocks have the id, tokens and pin of the first.
-            conversation: Names one linear message history. Without it or `history`, nothing is de-duplicated.
+            conversation: A `Branch` names the turn that the prompt continues, in histories that may fork; pass the id
+                of the new turn to `commit`. A str names one linear message history. Without it or `history`, nothing
+                is de-duplicated.
             placement: `"head"` if each turn builds a new context in front of the history: it is ordered, never
                 de-duplicated, and `conversation` and `history` are ignored. `"tail"` if the history keeps it: the first
                 turn is ordered; later turns keep relevance order, and blocks in the history become references.
@@ -168,7 +170,7 @@ class ContextPlanner:
     def planning(self, blocks: Blocks, **options: Unpack[PlanOptions]) -> PlanningContext:
         """Return a context, for `with` or `async with`, that plans, then commits at its end or abandons on an error.
 
-        Cancellation abandons the plan or its commit.
+        Cancellation abandons the plan or its commit. In a branch, set `turn_id` of the context before its end.
         """
         return PlanningContext(self, blocks, options)
 
@@ -226,7 +228,12 @@ class ContextPlanner:
         )
 
     def commit(
-        self, plan: ContextPlan, cached_tokens: int | None = None, *, report: EngineReport | None = None
+        self,
+        plan: ContextPlan,
+        cached_tokens: int | None = None,
+        *,
+        report: EngineReport | None = None,
+        turn_id: str | None = None,
     ) -> bool:
         """Learn from a prompt that the model saw, and count its blocks as seen.
 
@@ -235,31 +242,40 @@ class ContextPlanner:
         Args:
             cached_tokens: The engine's count, as `usage.prompt_tokens_details.cached_tokens`.
             report: All that the engine reported of the answer, instead of `cached_tokens`.
+            turn_id: The id of this turn in its branch, for the `Branch(after=...)` of later plans; no other turn of the
+                tenant may ever have it. Without it the turn can't be continued. Ignored unless the plan has a branch.
 
         Returns:
             True if all of that was recorded; False, which does no harm, if the plan was no longer open, or if another
             plan of its conversation was committed after this one was made.
 
         Raises:
-            ValueError: A count or a duration is negative.
+            ValueError: A count or a duration is negative, or `turn_id` is empty or longer than 1,024 characters.
         """
         began = time.perf_counter()
+        check_turn_id(turn_id=turn_id)
         checked = as_report(plan, cached_tokens, report)
         recorded = in_time = self._feedback.commit(plan, checked)
-        if plan.tracked:
-            recorded = self._conversations.commit(plan, in_time) and in_time
+        if plan.tracked or plan.parent is not None:
+            recorded = self._conversations.commit(plan, in_time, turn_id) and in_time
         self._state.metrics.notify_committed(plan, checked, recorded, began)
         return recorded
 
     async def acommit(
-        self, plan: ContextPlan, cached_tokens: int | None = None, *, report: EngineReport | None = None
+        self,
+        plan: ContextPlan,
+        cached_tokens: int | None = None,
+        *,
+        report: EngineReport | None = None,
+        turn_id: str | None = None,
     ) -> bool:
         """Commit as `commit` does, and await the store."""
         began = time.perf_counter()
+        check_turn_id(turn_id=turn_id)
         checked = as_report(plan, cached_tokens, report)
         recorded = in_time = self._feedback.commit(plan, checked)
-        if plan.tracked:
-            recorded = await self._conversations.acommit(plan, in_time) and in_time
+        if plan.tracked or plan.parent is not None:
+            recorded = await self._conversations.acommit(plan, in_time, turn_id) and in_time
         self._state.metrics.notify_committed(plan, checked, recorded, began)
         return recorded
 
@@ -288,7 +304,7 @@ class ContextPlanner:
         """Take back a commit whose answer the application does not keep.
 
         The plan's conversation has seen nothing until its next commit; what was learned of the engine stays. Where an
-        event loop runs, a task notifies a shared store. Does nothing for a plan without a conversation.
+        event loop runs, a task notifies a shared store. Does nothing for a plan without a named conversation.
         """
         check_plan(plan)
         if plan.tracked:
@@ -347,7 +363,7 @@ class ContextPlanner:
 class PlanningContext:
     """A context that plans when it begins, and commits or abandons the plan when it ends."""
 
-    __slots__ = ("_blocks", "_options", "_plan", "_planner")
+    __slots__ = ("_blocks", "_options", "_plan", "_planner", "turn_id")
 
     _plan: ContextPlan
 
@@ -355,6 +371,8 @@ class PlanningContext:
         self._planner = planner
         self._blocks = blocks
         self._options = options
+        self.turn_id: str | None = None
+        """The `turn_id` of `commit`."""
 
     def __enter__(self) -> ContextPlan:
         self._plan = self._planner.plan(self._blocks, **self._options)
@@ -362,7 +380,7 @@ class PlanningContext:
 
     def __exit__(self, kind: object, *error: object) -> None:
         if kind is None:
-            self._planner.commit(self._plan)
+            self._planner.commit(self._plan, turn_id=self.turn_id)
         else:
             self._planner.abandon(self._plan)
 
@@ -372,6 +390,6 @@ class PlanningContext:
 
     async def __aexit__(self, kind: object, *error: object) -> None:
         if kind is None:
-            await self._planner.acommit(self._plan)
+            await self._planner.acommit(self._plan, turn_id=self.turn_id)
         else:
             await self._planner.aabandon(self._plan)

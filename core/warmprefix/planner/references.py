@@ -10,7 +10,7 @@ from warmprefix.blocks import ContextBlock
 from warmprefix.history import Resolution, VisibleHistory, header_lines, resolve_from_record
 from warmprefix.plan import Placement
 from warmprefix.planner.state import ScopeState
-from warmprefix.stores import Conversation, PreparedTurn
+from warmprefix.stores import Branch, Conversation, PreparedTurn, TurnRecord
 
 __all__ = ["DraftResolution", "PlanDraft", "resolve", "wording"]
 
@@ -30,7 +30,9 @@ class DraftResolution(NamedTuple):
     names: Collection[str] = ()
     """Labels that the texts must not imitate, besides those of the plan's blocks and of a shown history."""
     seen: Sequence[ContextBlock] | None = None
-    """Blocks in full whose text the shown history has, where labels may not pay."""
+    """Blocks in full that the history has without a label; None if that is unknown, or labels pay."""
+    parent: TurnRecord | None = None
+    """The record of the turn that a branch continues."""
 
 
 class PlanDraft(NamedTuple):
@@ -40,8 +42,9 @@ class PlanDraft(NamedTuple):
     scope: ScopeState
     placement: Placement
     conversation: str | None
+    branch: Branch | None
     key: Conversation | None
-    """Conversation whose record the plan reads or voids; None without a conversation.
+    """Conversation or turn whose record the plan reads or voids; None without one.
 
     With head placement it has none: the context is rebuilt each turn, so there is nothing to refer to.
     """
@@ -65,7 +68,7 @@ class PlanDraft(NamedTuple):
         return {block.fingerprint: label for block, label in zip(self.blocks, self.labels, strict=True)}
 
 
-def resolve(draft: PlanDraft, record: PreparedTurn | None, templates: Templates) -> DraftResolution:
+def resolve(draft: PlanDraft, record: PreparedTurn | TurnRecord | None, templates: Templates) -> DraftResolution:
     """Decide which blocks of a draft with placement `"tail"` become references, by the messages or the store's record.
 
     O(length of the history).
@@ -84,7 +87,16 @@ def resolve(draft: PlanDraft, record: PreparedTurn | None, templates: Templates)
         if draft.omits_labels:
             seen = [block for block, _ in in_full[:_MOST_SEARCHED] if draft.visible.has(block.text)]
         return DraftResolution(opens_prompt, None, resolved, seen=seen)
-    if draft.conversation is not None and record is not None:
+    if draft.branch is not None:
+        begins = draft.branch.after is None
+        parent = record if isinstance(record, TurnRecord) else TurnRecord(0)
+        prepared = parent.prepared(draft.proposed())
+        resolved = resolve_from_record(draft.blocks, draft.labels, prepared, templates)
+        unlabelled = {block.fingerprint for block in parent.blocks if not block.label} if draft.omits_labels else ()
+        seen = [block for block in draft.blocks if block.fingerprint in unlabelled]
+        turn = parent.turn + 1 if begins or record is not None else None
+        return DraftResolution(begins, turn, resolved, False, draft.imitable, seen, parent)
+    if draft.conversation is not None and isinstance(record, PreparedTurn):
         resolved = resolve_from_record(draft.blocks, draft.labels, record, templates)
         return DraftResolution(record.turn == 0, record.turn + 1, resolved, True, draft.imitable)
     is_tracked = draft.conversation is not None

@@ -18,7 +18,7 @@ from warmprefix.ordering.policies import Runs
 from warmprefix.plan import ContextPlan, Placement, PlannedBlock, Scope
 from warmprefix.planner.references import DraftResolution, PlanDraft, resolve, wording
 from warmprefix.planner.state import PlannerState, ScopeState, make_scope
-from warmprefix.stores import Conversation, PreparedTurn
+from warmprefix.stores import Branch, Conversation, PreparedTurn, TurnRecord
 from warmprefix.tokens import OrderNote
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class ScopeOptions(TypedDict, total=False):
 class PlanOptions(ScopeOptions, total=False):
     """The keyword arguments of `ContextPlanner.plan`, which documents them."""
 
-    conversation: str | None
+    conversation: str | Branch | None
     placement: Placement
     history: Iterable[Message] | None
     order_locked: bool
@@ -90,7 +90,7 @@ class RequestPlanner:
     def draft(
         self,
         blocks: Iterable[ContextBlock | str],
-        conversation: str | None = None,
+        conversation: str | Branch | None = None,
         placement: Placement = "head",
         tenant: str | None = None,
         model: str | None = None,
@@ -103,7 +103,10 @@ class RequestPlanner:
         listed = as_blocks(blocks)
         distinct, positions = evidence_blocks(listed)
         joined = joined_blocks(listed, positions)
-        if conversation is not None:
+        branch = None
+        if isinstance(conversation, Branch):
+            branch, conversation = conversation, None
+        elif conversation is not None:
             check_names(conversation=conversation)
         if conversation == "":
             raise ValueError("conversation must be None or have at least one character, got ''")
@@ -119,6 +122,8 @@ class RequestPlanner:
             state.metrics.record_request(recorded, conversation, tenant, model, preamble)
         is_tail = placement == "tail"
         is_unshown = is_tail and visible is None
+        branch = branch if is_unshown else None
+        key_id = conversation if branch is None else branch.after
         imitable = shown_labels(distinct) if is_unshown else ()
         with state.lock:
             plan_id = state.open_plans.new_id()
@@ -134,7 +139,8 @@ class RequestPlanner:
             scope_state,
             placement,
             conversation,
-            Conversation(tenant, conversation) if is_tail and conversation is not None else None,
+            branch,
+            Conversation(tenant, key_id) if is_tail and key_id is not None else None,
             distinct,
             positions,
             joined,
@@ -162,7 +168,7 @@ class RequestPlanner:
             state = self._state.use(scope)
             return QueuedRequest(self._state, state, state.queue.announce([block.fingerprint for block in blocks]))
 
-    def arrange(self, draft: PlanDraft, record: PreparedTurn | None, began: float) -> ContextPlan:
+    def arrange(self, draft: PlanDraft, record: PreparedTurn | TurnRecord | None, began: float) -> ContextPlan:
         """Put the blocks of a draft in planned order, and open the plan.
 
         Args:
@@ -219,12 +225,13 @@ class RequestPlanner:
                 annotation=annotation,
                 note_tokens=note_tokens or 0,
                 order_annotation=text,
+                parent=resolution.parent,
             )
             if reorders:
                 queue.start(plan.id, keys)
             state.open_plans.add(plan, visit)
             metrics.counts["disabled_plans"] += is_left_alone
-            if record is not None:
+            if isinstance(record, PreparedTurn):
                 metrics.counts["contested_blocks"] += len(record.contested)
             metrics.count_plan(plan, order)
         metrics.notify_planned(plan, began)

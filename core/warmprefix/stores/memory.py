@@ -6,7 +6,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from warmprefix.fair_lru import FairLru
 from warmprefix.forks import fork_safe_lock
@@ -18,9 +18,12 @@ from warmprefix.stores.operations import (
     Operation,
     Prepare,
     PreparedTurn,
+    ReadTurn,
     RecordBounds,
     SeenBlock,
     Snapshot,
+    TurnRecord,
+    WriteTurn,
     check_positive,
     unknown_operation,
 )
@@ -42,9 +45,10 @@ class MemorySeenStore:
     At its defaults it takes about 200 MB at most.
 
     Args:
-        max_conversations: Beyond it the tenant with the most conversations loses the one not used longest.
-        max_entries: Blocks, labels and plans remembered over all conversations; beyond it the tenant with the most of
-            them loses the conversation not used longest.
+        max_conversations: Conversations, and turns with a record of their own; beyond it the tenant with the most of
+            them loses the one not used longest.
+        max_entries: Blocks, labels and plans remembered over all of these; beyond it the tenant with the most of them
+            loses the conversation or turn not used longest.
         bounds: Bounds of each conversation; None for the defaults.
         clock: Seconds from any origin, never backwards.
     """
@@ -63,7 +67,7 @@ class MemorySeenStore:
         self._clock = clock
         # Re-entrant: a plan may be abandoned by the garbage collector, in the middle of anything.
         self._lock = fork_safe_lock(self.clear)
-        self._states: FairLru[Conversation, _State] = FairLru()
+        self._states: FairLru[_Key, _State] = FairLru()
         """Sizes are equal shares of the bounds, rounded up."""
         self._entries = 0
         """Sum of `counted` over all states."""
@@ -78,7 +82,9 @@ class MemorySeenStore:
 
     def _prepare(self, operation: Prepare, now: float) -> PreparedTurn:
         plan_id, proposed = operation.plan_id, operation.proposed
-        state = self._use(operation.conversation, now) or self._new_state(operation.conversation, now)
+        state = self._use(operation.conversation, now) or self._new_state(
+            operation.conversation, operation.conversation.tenant, now
+        )
         state.settle(now)
         if plan_id not in state.closed:
             state.leases[plan_id] = _Lease(state.turn, now + self._bounds.lease_ttl)
@@ -89,7 +95,7 @@ class MemorySeenStore:
         )
         since = min([lease.turn for other, lease in state.leases.items() if other != plan_id], default=state.turn)
         contested = frozenset([key for key, block in seen.items() if block.turn > since])
-        self._count(operation.conversation, state)
+        self._count(operation.conversation, operation.conversation.tenant, state)
         return PreparedTurn(state.turn, seen, taken, contested)
 
     def _commit(self, operation: Commit, now: float) -> bool:
@@ -107,7 +113,7 @@ class MemorySeenStore:
             state.take_labels(sent)
             state.trim(self._bounds.max_blocks)
             state.turn += 1
-            self._count(operation.conversation, state)
+            self._count(operation.conversation, operation.conversation.tenant, state)
         except BaseException:  # such as KeyboardInterrupt: a conversation recorded in part is dropped
             self._drop(operation.conversation)
             raise
@@ -123,7 +129,7 @@ class MemorySeenStore:
         if state is None:
             if not (operation.open or operation.sent):
                 return
-            state = self._new_state(operation.conversation, now)
+            state = self._new_state(operation.conversation, operation.conversation.tenant, now)
         state.roll_back(0)
         for lease in state.leases.values():
             lease.turn = _ENDED
@@ -135,11 +141,27 @@ class MemorySeenStore:
         state.trim_leases(self._bounds.max_leases)
         state.take_labels(operation.sent)
         state.trim(self._bounds.max_blocks)
-        self._count(operation.conversation, state)
+        self._count(operation.conversation, operation.conversation.tenant, state)
 
-    def _new_state(self, conversation: Conversation, now: float) -> _State:
+    def _read_turn(self, operation: ReadTurn, now: float) -> TurnRecord | None:
+        state = self._use((operation.conversation, "turn"), now)
+        return None if state is None else state.turn_record
+
+    def _write_turn(self, operation: WriteTurn, now: float) -> bool:
+        key, tenant = (operation.conversation, "turn"), operation.conversation.tenant
+        record: TurnRecord | None = operation.record.bounded(self._bounds.max_blocks)
+        state = self._use(key, now)
+        if state is None:
+            state = self._new_state(key, tenant, now)
+        elif state.turn_record != record:
+            record = None
+        state.turn_record = record
+        self._count(key, tenant, state)
+        return record is not None
+
+    def _new_state(self, key: _Key, tenant: str | None, now: float) -> _State:
         state = _State(used=now)
-        self._states.put(conversation, state, conversation.tenant)
+        self._states.put(key, state, tenant)
         while len(self._states) > self._max_conversations:
             self._evict()
         return state
@@ -159,29 +181,30 @@ class MemorySeenStore:
             self._states.clear()
             self._entries = 0
 
-    def _use(self, conversation: Conversation, now: float) -> _State | None:
+    def _use(self, key: _Key, now: float) -> _State | None:
         while (oldest := next(self._states.values(), None)) is not None and self._is_over(oldest, now):
             self._drop(next(iter(self._states)))
-        state = self._states.use(conversation)
+        state = self._states.use(key)
         if state is not None:
             state.used = now
         return state
 
-    def _count(self, conversation: Conversation, state: _State) -> None:
+    def _count(self, key: _Key, tenant: str | None, state: _State) -> None:
         """Enforce the bound over all conversations, after an operation on this one."""
         size = len(state.blocks) + len(state.labels) + len(state.leases) + len(state.closed)
+        size += 0 if state.turn_record is None else len(state.turn_record.blocks)
         self._entries += size - state.counted
         state.counted = size
         shares = max(-(-size * self._max_conversations // self._max_entries), 1)
-        self._states.put(conversation, state, conversation.tenant, shares)
+        self._states.put(key, state, tenant, shares)
         while self._entries > self._max_entries and len(self._states) > 1:
             self._evict()
 
     def _evict(self) -> None:
         self._entries -= self._states.evict()[1].counted
 
-    def _drop(self, conversation: Conversation) -> None:
-        state = self._states.pop(conversation)
+    def _drop(self, key: _Key) -> None:
+        state = self._states.pop(key)
         self._entries -= 0 if state is None else state.counted
 
     def _is_over(self, state: _State, now: float) -> bool:
@@ -193,7 +216,12 @@ _HANDLERS: dict[type, Callable[[MemorySeenStore, Any, float], Any]] = {
     Commit: MemorySeenStore._commit,  # noqa: SLF001
     Abandon: MemorySeenStore._abandon,  # noqa: SLF001
     Forget: MemorySeenStore._forget,  # noqa: SLF001
+    ReadTurn: MemorySeenStore._read_turn,  # noqa: SLF001
+    WriteTurn: MemorySeenStore._write_turn,  # noqa: SLF001
 }
+
+_Key: TypeAlias = "Conversation | tuple[Conversation, str]"
+"""Of a conversation; of a turn with its kind, as ids of turns and of conversations may be equal."""
 
 
 @dataclass(slots=True)
@@ -214,6 +242,8 @@ class _State:
     leases: OrderedDict[str, _Lease] = field(default_factory=OrderedDict)
     closed: OrderedDict[str, None] = field(default_factory=OrderedDict)
     """The plans committed or abandoned most recently."""
+    turn_record: TurnRecord | None = None
+    """That of a turn; None if two were written for its id."""
 
     def close(self, plan_id: str, max_closed: int) -> _Lease | None:
         self.closed[plan_id] = None

@@ -6,25 +6,35 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
+from warmprefix.errors import check_names
+
 __all__ = [
     "Abandon",
     "AsyncSeenStore",
+    "Branch",
     "Commit",
     "Conversation",
     "Forget",
     "Operation",
     "Prepare",
     "PreparedTurn",
+    "ReadTurn",
     "RecordBounds",
     "SeenBlock",
     "SeenStore",
     "Snapshot",
     "Steps",
+    "TurnRecord",
+    "WriteTurn",
     "arun_steps",
     "check_positive",
+    "check_turn_id",
     "run_steps",
     "unknown_operation",
 ]
+
+_MAX_ID_LENGTH = 1_024
+"""Characters of a turn's id."""
 
 T = TypeVar("T")
 ResultT_co = TypeVar("ResultT_co", covariant=True)
@@ -39,13 +49,39 @@ class Conversation(NamedTuple):
     """The id of the conversation."""
 
 
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A conversation, named by the turn that the prompt continues, for histories that may fork.
+
+    Every turn has an id that no other turn of the tenant ever gets: that of a response, a message or a checkpoint.
+
+    Raises:
+        TypeError: `after` is neither a str nor None.
+        ValueError: `after` is empty or longer than 1,024 characters.
+    """
+
+    after: str | None
+    """Id of the last turn in the history; None if the history begins with this prompt."""
+
+    def __post_init__(self) -> None:
+        check_turn_id(after=self.after)
+
+
+def check_turn_id(**ids: str | None) -> None:
+    """Check arguments that are a turn's id or None; the error names them."""
+    check_names(**ids)
+    for name, value in ids.items():
+        if value is not None and not 0 < len(value) <= _MAX_ID_LENGTH:
+            raise ValueError(f"{name} must have from 1 to {_MAX_ID_LENGTH:,} characters, got {len(value):,}")
+
+
 class SeenBlock(NamedTuple):
     """A block that the conversation's history contains in full."""
 
     fingerprint: bytes
     """Digest of the text."""
     label: str
-    """The label that the prompt shows."""
+    """The label that the prompt shows; empty in the record of a branch if it shows none."""
     turn: int
     """The turn that sent the block."""
     tokens: int
@@ -66,6 +102,43 @@ class PreparedTurn(NamedTuple):
     commit may be on its way, or lost. No reference may point to them, but their labels stay taken."""
     damaged: bool = False
     """True if values of the record were damaged, or of another version. They count as unseen."""
+
+
+class TurnRecord(NamedTuple):
+    """The blocks that a history contains in full up to one turn and in it. The record of a turn never changes."""
+
+    turn: int
+    """Number of turns in the history."""
+    blocks: tuple[SeenBlock, ...] = ()
+    """Oldest first. Some may be missing."""
+    trimmed: bool = False
+    """True if older blocks were dropped by a bound, so that the history may show any label in front of them."""
+    damaged: bool = False
+    """True if the stored value was damaged. It counts as missing."""
+
+    def prepared(self, proposed: Mapping[bytes, str]) -> PreparedTurn:
+        """Return what a plan with these blocks and labels needs to know. O(blocks)."""
+        seen = {block.fingerprint: block for block in self.blocks if block.label and block.fingerprint in proposed}
+        if self.trimmed:
+            return PreparedTurn(self.turn, seen, frozenset(proposed.values()))
+        owners = {block.label: block.fingerprint for block in self.blocks}
+        taken = [label for key, label in proposed.items() if owners.get(label, key) != key]
+        return PreparedTurn(self.turn, seen, frozenset(taken))
+
+    def followed_by(self, sent: Sequence[SeenBlock]) -> TurnRecord:
+        """Return the record of the next turn, whose prompt showed the blocks `sent` in full. O(blocks)."""
+        turn = self.turn + 1
+        blocks = {block.fingerprint: block for block in self.blocks}
+        for block in sent:
+            blocks.pop(block.fingerprint, None)
+            blocks[block.fingerprint] = block._replace(turn=turn)
+        return TurnRecord(turn, tuple(blocks.values()), self.trimmed)
+
+    def bounded(self, max_blocks: int) -> TurnRecord:
+        """Return the record with its newest blocks."""
+        if len(self.blocks) <= max_blocks:
+            return self
+        return TurnRecord(self.turn, self.blocks[-max_blocks:], True)
 
 
 class Snapshot(NamedTuple):
@@ -146,9 +219,29 @@ class Forget(Operation[None]):
     """Blocks of those plans, whose labels are taken."""
 
 
+@dataclass(frozen=True, slots=True)
+class ReadTurn(Operation[TurnRecord | None]):
+    """Return the record of a turn, whose id is that of `conversation`; None if it is unknown."""
+
+    name: ClassVar[str] = "read_turn"
+
+
+@dataclass(frozen=True, slots=True)
+class WriteTurn(Operation[bool]):
+    """Record a turn, whose id is that of `conversation`.
+
+    False if the id has another record: then one of the two is wrong, and the id counts as unknown from now on.
+    """
+
+    name: ClassVar[str] = "write_turn"
+    record: TurnRecord
+    """Its newest blocks are stored, within the bounds."""
+
+
 def unknown_operation(operation: object) -> TypeError:
-    """Return the error for a value that is not one of the four operations."""
-    return TypeError(f"operation must be a Prepare, Commit, Abandon or Forget, got {type(operation).__name__}")
+    """Return the error for a value that is not one of the operations."""
+    names = "Prepare, Commit, Abandon, Forget, ReadTurn or WriteTurn"
+    return TypeError(f"operation must be a {names}, got {type(operation).__name__}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +292,9 @@ class SeenStore(Protocol):
     - Every operation on an unknown conversation or plan is valid and does nothing, but that `Prepare` begins a record,
       as does a `Forget` with open plans or sent blocks.
     - State is bounded. A conversation dropped by a bound becomes unknown.
+
+    The records of turns (`ReadTurn`, `WriteTurn`) are apart from that, and share no ids with conversations. Each is
+    written once, so one that is old, late or lost is never wrong: at most, blocks are sent again.
     """
 
     def execute(self, operation: Operation[T]) -> T:

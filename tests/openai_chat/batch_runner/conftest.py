@@ -36,11 +36,16 @@ class Ledger(ContextPlanner):
         self.abandoned: list[str] = []
 
     def commit(
-        self, plan: ContextPlan, cached_tokens: int | None = None, *, report: EngineReport | None = None
+        self,
+        plan: ContextPlan,
+        cached_tokens: int | None = None,
+        *,
+        report: EngineReport | None = None,
+        turn_id: str | None = None,
     ) -> bool:
         self.commits += 1
         self.committed[plan.id] = cached_tokens
-        return super().commit(plan, cached_tokens, report=report)
+        return super().commit(plan, cached_tokens, report=report, turn_id=turn_id)
 
     def abandon(self, plan: ContextPlan) -> bool:
         self.abandoned.append(plan.id)
