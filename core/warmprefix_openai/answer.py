@@ -151,6 +151,8 @@ class AnswerFacts:
         """The prompt's tokens; None if the answer lacks them."""
         self.usage: dict[str, Any] = {}
         """The reported usage, as it came."""
+        self.response: Mapping[str, Any] | None = None
+        """The whole response of the Responses API, once it is completed."""
 
     @property
     def tokens(self) -> TokenUsage:
@@ -178,6 +180,7 @@ class AnswerFacts:
         if not isinstance(payload, dict):
             return None
         self.ended = self.ended or payload.get("type") in _ENDS
+        self._read_response(payload.get("response"))
         self.complete = self.complete or self.ended or _has_finished(payload)
         self.read_prompt(payload)
         self.failed = self.failed or _is_failure(payload)
@@ -193,6 +196,11 @@ class AnswerFacts:
         if payload is not None:
             self.failed = _is_failure(payload) or payload.get("status") in ("failed", "cancelled")
             self.read_prompt(payload)
+            self._read_response(payload)
+
+    def _read_response(self, response: object) -> None:
+        if isinstance(response, Mapping) and response.get("object") == "response":
+            self.response = response if response.get("status") == "completed" else None
 
     def read_prompt(self, payload: Mapping[str, Any]) -> None:
         """Read the usage and the prompt's tokens from an answer of any route, or from one event of it."""

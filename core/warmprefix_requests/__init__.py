@@ -21,6 +21,7 @@ from warmprefix_requests.outgoing import (
 from warmprefix_requests.prompts import RewriteRoute, canonical_prompt
 from warmprefix_requests.refusals import Attempt, FieldRefusals
 from warmprefix_requests.repeats import RepeatedResult, Rewritten, restored, rewrite
+from warmprefix_requests.stored_history import StoredHistory
 from warmprefix_requests.transcript import Transcript
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "RepeatedResult",
     "RewriteRoute",
     "Rewritten",
+    "StoredHistory",
     "TextForm",
     "Transcript",
     "block_ends",

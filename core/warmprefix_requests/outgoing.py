@@ -16,6 +16,7 @@ from warmprefix_requests.block_places import in_parts
 from warmprefix_requests.marks.marker import CacheMarker, MarkedBody
 from warmprefix_requests.repeats import Rewritten, rewrite
 from warmprefix_requests.splicing import spliced
+from warmprefix_requests.stored_history import StoredHistory
 
 __all__ = [
     "OutgoingRequest",
@@ -74,7 +75,7 @@ class OutgoingRequest:
     hides_usage: bool = False
     """True if the application did not ask for the usage that the engine will now report."""
     rewritten: Rewritten | None = None
-    """How references took the place of repeated results; None without any."""
+    """How references took the place of repeated results; None if it was not looked for any, or none was found."""
     marked: MarkedBody | None = None
     """The cache marks in the body; None if none were decided."""
     optional: tuple[str, ...] = ()
@@ -203,17 +204,23 @@ def with_usage(request: OutgoingRequest) -> OutgoingRequest | None:
     return replace(changed, hides_usage=True)
 
 
-def with_references(keep_tools: Collection[str] = (), check: Callable[[], object] | None = None) -> Processor:
+def with_references(
+    keep_tools: Collection[str] = (),
+    check: Callable[[], object] | None = None,
+    earlier: StoredHistory | None = None,
+) -> Processor:
     """Return a processor that puts references in place of repeated results of tools; see `rewrite`.
 
-    They take the place of the texts' own bytes. O(bytes).
+    They take the place of the texts' own bytes. With `earlier`, the request always has `rewritten`. O(bytes).
     """
 
     def process(request: OutgoingRequest) -> OutgoingRequest | None:
         if request.route == "completions":
             return None
-        rewritten = rewrite(request.route, request.body, keep_tools=keep_tools, check=check)
-        changed = with_texts(request, rewritten) if rewritten.references else None
+        rewritten = rewrite(request.route, request.body, keep_tools=keep_tools, check=check, earlier=earlier)
+        if not rewritten.references:
+            return None if earlier is None else replace(request, rewritten=rewritten)
+        changed = with_texts(request, rewritten)
         return None if changed is None else replace(changed, rewritten=rewritten)
 
     return process

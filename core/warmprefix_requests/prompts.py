@@ -17,6 +17,7 @@ __all__ = [
     "PromptMessage",
     "RewriteRoute",
     "canonical_prompt",
+    "hides_text",
     "is_cut_elsewhere",
     "tool_events",
 ]
@@ -37,8 +38,10 @@ _TEXT_PARTS = ("text", "input_text", "output_text")
 _UNSEEN_FIELDS = frozenset({"id", "status"})
 """Fields of a message that no engine shows to the model, and that may change from request to request."""
 
-_CUT_BEHIND_US = ("previous_response_id", "conversation", "truncate_prompt_tokens", "transforms")
-"""Fields with which the API adds or cuts text that the body does not show. Of `truncate_prompt_tokens`, -1 cuts too."""
+_HIDDEN = ("previous_response_id", "conversation", "session_params")
+"""Fields with which the API adds text that the body does not show."""
+_CUT_BEHIND_US = ("truncate_prompt_tokens", "transforms")
+"""Fields with which it cuts some. Of `truncate_prompt_tokens`, -1 cuts too."""
 
 _CUTTING_PLUGINS = ("context-compression",)
 _INSTRUCTIONS = ("system", "developer")
@@ -82,8 +85,13 @@ class PromptMessage(NamedTuple):
     """Text of the user in it, without results of tools."""
 
 
+def hides_text(body: Mapping[str, Any], *, after_response: bool = False) -> bool:
+    """Return True if the API adds text that the body does not show; `after_response` if only another field counts."""
+    return any(body.get(name) not in (None, []) for name in _HIDDEN[after_response:])
+
+
 def is_cut_elsewhere(body: Mapping[str, Any]) -> bool:
-    """Return True if the API may cut the prompt, or add text that the body does not show.
+    """Return True if the API may cut the prompt.
 
     `context_management` is judged by its edits: those that clear only thinking leave all results in the prompt.
     """

@@ -13,8 +13,18 @@ from warmprefix_requests.prompts import (
     MadeCall,
     Path,
     RewriteRoute,
+    hides_text,
     is_cut_elsewhere,
     tool_events,
+)
+from warmprefix_requests.stored_history import (
+    MAX_REFERENCES,
+    MAX_TEXT_BYTES,
+    StoredCall,
+    StoredHistory,
+    StoredResult,
+    has_hidden_items,
+    text_key,
 )
 from warmprefix_requests.transcript import Transcript, shown_call
 
@@ -48,6 +58,8 @@ class Rewritten(NamedTuple):
     """All results with a text that is replaced somewhere, in the order of the body."""
     echoes: Echoes = Echoes({})
     """The references, to find them in the arguments of the tool calls that the model answers with."""
+    history: StoredHistory | None = None
+    """With `earlier`, the history with this body; None if it is not known in full, so that nothing may refer to it."""
 
 
 def rewrite(
@@ -56,6 +68,7 @@ def rewrite(
     *,
     keep_tools: Collection[str] = (),
     check: Callable[[], object] | None = None,
+    earlier: StoredHistory | None = None,
 ) -> Rewritten:
     """Return a body whose repeated tool results are references to the call that gave the first.
 
@@ -85,73 +98,130 @@ def rewrite(
         body: A request's body. It is not changed; the result shares what stays the same.
         keep_tools: Names of tools whose results always stay.
         check: Called before each result; an exception that it raises ends the work.
+        earlier: The history that the server puts in front of a body with a `previous_response_id`; an empty one for a
+            body that begins a history. References name its results as if they stood in the body. The result has the
+            history with this body.
     """
-    if is_cut_elsewhere(body):
+    after_response = earlier is not None and body.get("previous_response_id") is not None
+    is_cut = is_cut_elsewhere(body)
+    if hides_text(body, after_response=after_response) or (is_cut and earlier is None):
         return Rewritten(body)
     events = list(tool_events(route, body))
     texts = [event.text for event in events if isinstance(event, GivenResult) and event.text is not None]
-    if len(set(texts)) == len(texts):
+    if earlier is None and len(set(texts)) == len(texts):
         return Rewritten(body)
-    prompt = _RewrittenPrompt(keep_tools)
+    prompt = _RewrittenPrompt(keep_tools, earlier, after_response=after_response)
+    seen: list[MadeCall | StoredResult | HistoryCut] = []
     changes: dict[Path, str] = {}
     results: list[RepeatedResult] = []
     echoes = Echoes({})
     saved = 0
     for event in events:
-        if isinstance(event, MadeCall):
-            prompt.call(event)
-            continue
-        if isinstance(event, HistoryCut):
-            prompt, echoes = _RewrittenPrompt(keep_tools), Echoes({})
+        if not isinstance(event, GivenResult):
+            seen.append(event)
+            if isinstance(event, MadeCall):
+                prompt.call(event)
+            else:
+                history = None if earlier is None else StoredHistory(references=prompt.references)
+                if earlier is not None and after_response:
+                    history = earlier.extended(seen, prompt.references) or history
+                prompt = _RewrittenPrompt(keep_tools, history, after_response=after_response)
+                echoes = Echoes({})
             continue
         if check is not None:
             check()
-        sent = prompt.result(event)
+        sent = event.text if is_cut else prompt.result(event)
+        if earlier is not None:
+            is_imitation = event.text is None or _WHOLE.fullmatch(event.text)
+            seen.append(StoredResult(event.call_id or "", None if is_imitation else text_key(event.text or "")))
         if event.text is not None and sent is not None and sent != event.text:
             changes[event.path] = sent
             results.append(RepeatedResult(event.text, sent))
-            echoes.add(prompt.latest)
+            echoes.add({sent: event.text})
             saved += (_size(event.text) - _size(sent)) // 4
         elif event.text is not None:
             results.append(RepeatedResult(event.text, None))
+    history = None
+    if earlier is not None and not has_hidden_items(body.get("input")):
+        history = earlier.extended(seen, prompt.references)
+        history = history.unnamed() if history is not None and is_cut else history
+    if after_response and history is None:  # calls that look like these may be hidden
+        return Rewritten(body)
     replaced = {result.text for result in results if result.reference is not None}
     repeated = tuple([result for result in results if result.text in replaced]) if replaced else ()
-    return Rewritten(_with_texts(body, changes), len(changes), saved, repeated, echoes)
+    return Rewritten(_with_texts(body, changes), len(changes), saved, repeated, echoes, history)
 
 
 class _RewrittenPrompt:
     """The calls and results of one prompt, or of what a compaction left of it."""
 
-    def __init__(self, keep_tools: Collection[str]) -> None:
+    def __init__(
+        self, keep_tools: Collection[str], earlier: StoredHistory | None = None, *, after_response: bool = False
+    ) -> None:
         self._keep_tools = keep_tools
         self._kept: set[str | None] = set()
-        self._transcript = Transcript(min_tokens=_LEAST_CHARACTERS // 4, level="exact")
-        self._originals = _Originals()
-
-    @property
-    def latest(self) -> dict[str, str]:
-        """The references in the latest result, and the text that each stands for."""
-        return self._transcript.latest
+        self._transcript = Transcript(min_tokens=_LEAST_CHARACTERS // 4)
+        self._earlier = earlier
+        self._after_response = after_response
+        self._key: Callable[[str], str] = str if earlier is None else text_key
+        self._originals = _Originals(self._key)
+        self._calls = 0
+        self.references: dict[str, str] = {}
+        """The references in the prompt, and the key of the text that each stands for."""
+        if earlier is not None:
+            for event in earlier.events:
+                if isinstance(event, StoredCall):
+                    self._calls = event.place - 1
+                    self._add(event.id, event.shown)
+                elif event.key is None:
+                    self._skip(event.id)
+                else:
+                    self._transcript.keyed(event.id, event.key, 0)
+                    self._originals.add(event.id, event.key)
+            self._calls = earlier.calls
+            self.references.update(earlier.references)
 
     def call(self, call: MadeCall) -> None:
-        shown = shown_call(call.name, call.arguments)
-        self._transcript.add_shown_call(call.id, shown)
-        self._originals.call(call.id, shown)
+        self._add(call.id, shown_call(call.name, call.arguments))
         if call.name in self._keep_tools:
             self._kept.add(call.id)
 
+    def _add(self, call_id: str | None, shown: str) -> None:
+        self._calls += 1
+        can_name = self._earlier is None or self._earlier.can_name(shown)
+        self._transcript.add_shown_call(call_id if can_name else None, shown, self._calls)
+        if can_name:
+            self._originals.call(call_id, shown)
+
+    def _skip(self, call_id: str | None) -> None:
+        self._transcript.skip(call_id)
+        self._originals.add(call_id, None)
+
     def result(self, result: GivenResult) -> str | None:
         """Return the text to send."""
-        if result.text is None:
-            self._transcript.skip(result.call_id)
-            self._originals.result(result.call_id, None)
-            return None
-        sent = self._transcript.result(result.call_id, result.text)
-        may_change = result.call_id not in self._kept and len(result.text) >= _LEAST_CHARACTERS
-        if sent != result.text and not (may_change and self._originals.of(sent) == result.text):
-            sent = result.text
-        self._originals.result(result.call_id, sent)
-        return sent
+        text = result.text
+        if text is None or (self._after_response and _WHOLE.fullmatch(text)):  # it may name what was forgotten
+            self._skip(result.call_id)
+            return text
+        key = self._key(text)
+        reference = self._transcript.keyed(result.call_id, key, _size(text))
+        may_change = result.call_id not in self._kept and len(text) >= _LEAST_CHARACTERS
+        if reference is not None and not (may_change and self._has_room(reference, text)):
+            reference = None
+        original = key if reference is None else self._originals.of(reference)
+        if original != key:
+            reference = None
+        self._originals.add(result.call_id, key if reference else self._originals.of(text))
+        if reference is None:
+            return text
+        self.references[reference] = key
+        return reference
+
+    def _has_room(self, reference: str, text: str) -> bool:
+        """Return True unless the text of a reference to a server's history could not be kept."""
+        return not self._after_response or (
+            _size(text) <= MAX_TEXT_BYTES and (reference in self.references or len(self.references) < MAX_REFERENCES)
+        )
 
 
 def restored(route: RewriteRoute, body: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -160,24 +230,26 @@ def restored(route: RewriteRoute, body: Mapping[str, Any]) -> Mapping[str, Any]:
     A reference that names no earlier result of the body stays as it is. A text that reads like a reference and does
     name one is taken for one, even if a tool gave it. Linear in the results' bytes.
     """
-    originals = _Originals()
+    originals = _Originals(str)
     changes: dict[Path, str] = {}
     for event in tool_events(route, body):
         if isinstance(event, MadeCall):
             originals.call(event.id, shown_call(event.name, event.arguments))
         elif isinstance(event, HistoryCut):
-            originals = _Originals()
+            originals = _Originals(str)
         else:
-            original = originals.result(event.call_id, event.text)
+            original = None if event.text is None else originals.of(event.text)
+            originals.add(event.call_id, original)
             if original is not None and original != event.text:
                 changes[event.path] = original
     return _with_texts(body, changes)
 
 
 class _Originals:
-    """The results of a body without references."""
+    """The results of a body without references, or a key for each."""
 
-    def __init__(self) -> None:
+    def __init__(self, key: Callable[[str], str]) -> None:
+        self._key = key
         self._results: dict[str, list[str | None]] = {}
         """The originals of the results of calls that are shown in the same way, in the order of the calls."""
         self._first: dict[str, str] = {}
@@ -189,21 +261,19 @@ class _Originals:
         self._waiting[call_id] = (shown, len(results))
         results.append(None)
 
-    def result(self, call_id: str | None, sent: str | None) -> str | None:
-        """Add a result and return its original."""
-        original = None if sent is None else self.of(sent)
+    def add(self, call_id: str | None, original: str | None) -> None:
+        """Add the original of a result."""
         if call_id in self._waiting:
             shown, number = self._waiting.pop(call_id)
             self._results[shown][number] = original
             if original is not None:
                 self._first.setdefault(shown, original)
-        return original
 
     def of(self, sent: str) -> str:
         """Return the original of a result, which is the result itself unless it is a reference."""
         whole = _WHOLE.fullmatch(sent)
         original = None if whole is None else self._named(whole[1])
-        return sent if original is None else original
+        return self._key(sent) if original is None else original
 
     def _named(self, name: str) -> str | None:
         """Return the result that a reference names, if there is one."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from warmprefix_requests.prompts import is_cut_elsewhere
+from warmprefix_requests.prompts import hides_text, is_cut_elsewhere
 
 __all__ = ["ServerHistory", "kept_body", "kept_turn", "server_history"]
 
@@ -34,7 +34,7 @@ def server_history(route: str, body: Mapping[str, Any]) -> ServerHistory | None:
     """Return the history that a server adds to a body; None if the body holds the whole prompt."""
     if route == "responses":
         after = body.get("previous_response_id")
-        is_whole = not is_cut_elsewhere({**body, "previous_response_id": None})
+        is_whole = not (hides_text(body, after_response=True) or is_cut_elsewhere(body))
         is_kept = is_whole and body.get("store") is not False and not body.get("background")
         return ServerHistory(after if isinstance(after, str) else None, is_whole, is_kept)
     return None

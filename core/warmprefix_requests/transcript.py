@@ -5,12 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any
 
-__all__ = ["RepeatLevel", "Transcript", "shown_call"]
-
-RepeatLevel = Literal["exact", "passages"]
-"""Which repeats become references: whole results; or passages as well."""
+__all__ = ["Transcript", "shown_call"]
 
 _SEPARATOR = "\n\n"
 
@@ -62,6 +59,9 @@ class _LookAlikes:
     calls: int = 0
     results: dict[tuple[str | None, ...], int] = field(default_factory=dict)
     """Number of these calls by their result."""
+
+    def add(self, result: tuple[str | None, ...]) -> None:
+        self.results[result] = self.results.get(result, 0) + 1
 
 
 @dataclass(eq=False, slots=True)
@@ -137,7 +137,6 @@ class Transcript:
         *,
         separator: str | None = None,
         min_tokens: int = 64,
-        level: RepeatLevel = "passages",
     ) -> None:
         """Begin with an empty prompt.
 
@@ -145,11 +144,10 @@ class Transcript:
             separator: Cuts results into passages where none are given. One reference names several passages only
                 where exactly this stands between them, a blank line by default.
             min_tokens: Results and passages shorter than this stay as they are.
-            level: Which repeats become references.
 
         Raises:
             TypeError: An argument has another type than the above.
-            ValueError: `min_tokens` is negative, `separator` is empty, or `level` is unknown.
+            ValueError: `min_tokens` is negative, or `separator` is empty.
         """
         if separator is not None and not isinstance(separator, str):
             raise TypeError(f"separator must be a str or None, got {type(separator).__name__}")
@@ -159,8 +157,6 @@ class Transcript:
             raise TypeError(f"min_tokens must be an int, got {type(min_tokens).__name__}")
         if min_tokens < 0:
             raise ValueError(f"min_tokens must be 0 or more, got {min_tokens}")
-        if level not in get_args(RepeatLevel):
-            raise ValueError(f"level must be one of {', '.join(get_args(RepeatLevel))}, got {level!r}")
         self.references = 0
         """Number of results and passages that became references."""
         self.reference_tokens = 0
@@ -169,7 +165,6 @@ class Transcript:
         """The references in the latest result, and the text that each stands for."""
         self._separator = separator
         self._min_tokens = min_tokens
-        self._level = level
         self._budget = _SearchBudget()
         self._calls = 0
         self._look_alikes: dict[str, _LookAlikes] = {}
@@ -194,11 +189,11 @@ class Transcript:
             raise TypeError(f"name must be a str, got {type(name).__name__}")
         self.add_shown_call(id, shown_call(name, arguments))
 
-    def add_shown_call(self, id: str | None, shown: str) -> None:
-        """Add a tool call as references show it; see `shown_call`."""
+    def add_shown_call(self, id: str | None, shown: str, place: int | None = None) -> None:
+        """Add a tool call as references show it, see `shown_call`; `place` counts calls that were not added, too."""
         look_alikes = self._look_alikes.setdefault(shown, _LookAlikes())
         look_alikes.calls += 1
-        self._calls += 1
+        self._calls = self._calls + 1 if place is None else place
         if id is not None:
             call = _Call(shown, look_alikes, look_alikes.calls, self._calls)
             self._waiting.setdefault(id, []).append(call)
@@ -225,6 +220,21 @@ class Transcript:
         """
         [sent] = self.parts(call_id, [text], passages)
         return sent or ""
+
+    def keyed(self, call_id: str | None, key: str, size: int) -> str | None:
+        """Add a call's result by a key that stands for its text, and by its size in UTF-8 bytes.
+
+        Returns:
+            The reference to send; None if the result stays. With size 0 it stays.
+        """
+        original = (key,)
+        call = self._answer(call_id)
+        reference = self._refer_to_result(original, size, call)
+        if call is not None:
+            if reference is None:
+                self._add_sources(_Result(call, original, ""), original, ())
+            call.look_alikes.add(original)
+        return reference
 
     def parts(self, call_id: str | None, parts: Sequence[str | None], passages: Iterable[str] = ()) -> list[str | None]:
         """Add a result that has several parts, as `result` does.
@@ -253,15 +263,18 @@ class Transcript:
         self.latest = {}
         self._budget.grow(sum([len(part) for part in parts if part is not None]))
         call = self._answer(call_id)
-        sent = self._refer_to_result(original, call)
-        if sent is None:
+        size = sum([_size(part) for part in original if part is not None])
+        reference = self._refer_to_result(original, size, call)
+        if reference is not None:
+            self.latest[reference] = "".join([part for part in original if part is not None])
+            sent: list[str | None] = [reference, *[""] * (len(original) - 1)]
+        else:
             spans = self._spans(original, passages, call)
             sent = self._refer_to_passages(original, spans, call)
             if call is not None:
                 self._add_sources(_Result(call, original, "".join([part or "" for part in sent])), sent, spans)
         if call is not None:
-            results = call.look_alikes.results
-            results[original] = results.get(original, 0) + 1
+            call.look_alikes.add(original)
         return sent
 
     def _answer(self, call_id: str | None) -> _Call | None:
@@ -280,19 +293,17 @@ class Transcript:
         call = self._answered[call_id] = waiting.pop()
         return call
 
-    def _refer_to_result(self, original: tuple[str | None, ...], call: _Call | None) -> list[str | None] | None:
+    def _refer_to_result(self, original: tuple[str | None, ...], size: int, call: _Call | None) -> str | None:
         source = self._results.get(original)
         if source is None or not source.call.answered_once:
             return None
-        size = sum([_size(part) for part in original if part is not None])
         is_rerun = call is not None and call.repeats_after_others(source.call)
         template = _RERUN if is_rerun else _RESULT
         reference = template.format(call=self._name(source, call))
         if not self._pays(reference, size):
             return None
         self._count(size)
-        self.latest[reference] = "".join([part for part in original if part is not None])
-        return [reference, *[""] * (len(original) - 1)]
+        return reference
 
     def _refer_to_passages(
         self, original: tuple[str | None, ...], spans: Sequence[_Span], call: _Call | None
@@ -342,7 +353,7 @@ class Transcript:
     def _spans(self, parts: Sequence[str | None], passages: Sequence[str], call: _Call | None) -> list[_Span]:
         """Return the passages of a result, each with the earlier result to refer to."""
         spans: list[_Span] = []
-        for number, part in enumerate(() if self._level == "exact" else parts):
+        for number, part in enumerate(parts):
             if not part:
                 continue
             found = self._find(passages, part)

@@ -192,6 +192,21 @@ def test_the_usage_of_a_whole_answer_is_read_on_every_route() -> None:
         assert answer.facts.prompt_token_ids == [1, 2]
 
 
+@pytest.mark.parametrize("status", ["completed", "incomplete", "failed", "queued"])
+def test_a_response_is_kept_once_it_is_completed(status: str) -> None:
+    response = {"object": "response", "id": "resp_1", "status": status, "output": []}
+    begun = {"type": "response.created", "response": {**response, "status": "in_progress"}}
+    end = {"type": f"response.{status}", "response": response}
+    stream, whole = StreamedAnswer(hide_usage=False), WholeAnswer()
+    for event in (begun, {"type": "response.output_text.delta", "delta": "a"}, end):
+        assert stream.facts.response is None
+        stream.feed(b"data: " + json.dumps(event).encode() + b"\n\n")
+    whole.feed(json.dumps(response).encode())
+    whole.finish()
+    expected = response if status == "completed" else None
+    assert stream.facts.response == whole.facts.response == expected
+
+
 def test_an_answer_too_long_to_keep_passes_unread() -> None:
     answer = WholeAnswer()
     piece = b" " * (1024 * 1024)
