@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from warmprefix.annotate import Annotation, Templates
 from warmprefix.blocks import ContextBlock
-from warmprefix.stores import TurnRecord
+from warmprefix.stores import Branch, TurnRecord
 
 __all__ = ["ContextPlan", "Placement", "PlannedBlock", "Reference", "Scope", "tenant_salt"]
 
@@ -109,9 +109,10 @@ class ContextPlan:
     """Tokens of the labels and notes in its text, counted or estimated."""
     order_annotation: str | None = None
     """The note that names the most relevant blocks; None if the order needs none, or `annotation` has none."""
+    branch: Branch | None = None
+    """The turn that the plan continues, if the store's record of it decides which blocks become references."""
     parent: TurnRecord | None = field(default=None, repr=False)
-    """The record of the turn that the plan continues, as far as it is known; None if the plan continues no branch. It
-    travels with the plan, so that a commit needs not read it again."""
+    """That record, as far as it is known. It travels with the plan, so that a commit needs not read it again."""
 
     @property
     def total_tokens(self) -> int:

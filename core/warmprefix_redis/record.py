@@ -144,12 +144,12 @@ def encode_sent(sent: Sequence[SeenBlock]) -> list[tuple[str, str, int]]:
 def encode_turn(key: bytes, record: TurnRecord | None) -> bytes:
     """Return the stored value of a turn's record, or of one that contradicts another: version, checksum, body.
 
-    The body has turn, mark and number of blocks; then turns and token counts of all blocks, fingerprints, and labels.
+    The body has turn, mark and number of blocks; then turns, token counts and times, fingerprints, labels.
     """
     turn, blocks, trimmed, _ = TurnRecord(0) if record is None else record
     mark = _CONTRADICTED if record is None else _TRIMMED if trimmed else _WHOLE
     keys = b"".join([_checked_fingerprint(block.fingerprint) for block in blocks])
-    numbers = [number for block in blocks for number in (block.turn, min(block.tokens, _MAX_TOKENS))]
+    numbers = [number for block in blocks for number in (block.turn, min(block.tokens, _MAX_TOKENS), block.time)]
     labels = [block.label for block in blocks]
     if any("\n" in label for label in labels):
         raise ValueError("label must be one line")
@@ -165,10 +165,10 @@ def decode_turn(key: bytes, value: bytes | None) -> TurnRecord | None:
         return None
     body = value[1 + _SEAL_DIGITS :]
     turn, mark, count = struct.unpack_from("<3I", body)
-    numbers = struct.unpack_from(f"<{2 * count}I", body, 12)
-    start, end = 12 + 8 * count, 12 + (8 + _FINGERPRINT_BYTES) * count
+    numbers = struct.unpack_from(f"<{3 * count}I", body, 12)
+    start, end = 12 + 12 * count, 12 + (12 + _FINGERPRINT_BYTES) * count
     keys = [body[i : i + _FINGERPRINT_BYTES] for i in range(start, end, _FINGERPRINT_BYTES)]
-    blocks = map(SeenBlock, keys, _decode(body[end:]).split("\n"), numbers[::2], numbers[1::2])
+    blocks = map(SeenBlock, keys, _decode(body[end:]).split("\n"), numbers[::3], numbers[1::3], numbers[2::3])
     return None if mark == _CONTRADICTED else TurnRecord(turn, tuple(blocks), mark == _TRIMMED)
 
 

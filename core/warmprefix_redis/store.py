@@ -161,16 +161,16 @@ class RedisSeenStore:
         key = record.turn_key(self._prefix, operation.conversation)
         if isinstance(operation, ReadTurn):
             return record.decode_turn(key, (yield from self._value(client, key)))
-        value = record.encode_turn(key, operation.record.bounded(self._max_blocks))
+        written = operation.record.bounded(self._max_blocks)
         write = partial(client.set, key, px=self._bounds["ttl"])
-        if (yield partial(write, value, nx=True)):
+        if (yield partial(write, record.encode_turn(key, written), nx=True)):
             return True
         stored = yield from self._value(client, key)
-        if record.is_turn(key, stored) and stored != value:
+        if not record.is_turn(key, stored):  # of another version, damaged, or just gone
+            yield partial(write, record.encode_turn(key, written))
+        elif not written.agrees(record.decode_turn(key, stored)):
             yield partial(write, record.encode_turn(key, None))
             return False
-        if stored != value:  # of another version, or damaged
-            yield partial(write, value)
         return True
 
     def _value(self, client: Any, key: bytes) -> Steps[bytes | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -69,7 +70,7 @@ def test_turn_refers_to_what_its_branch_holds(planner: ContextPlanner) -> None:
     assert [chat.ask(range(5), "1"), chat.ask(range(2, 7), "2"), chat.ask(range(8), "3")] == [0, 3, 7]
     plan = chat.plan(range(8))
     assert (plan.turn, [reference.turn for reference in plan.references]) == (4, [1] * 5 + [2] * 2 + [3])
-    assert (plan.conversation, plan.tracked) == (None, False)
+    assert (plan.conversation, plan.tracked, plan.branch) == (None, False, Branch("3"))
 
 
 def test_forks_retries_and_time_travel_need_no_care(planner: ContextPlanner) -> None:
@@ -135,7 +136,7 @@ def test_shown_history_and_head_ignore_the_branch(planner: ContextPlanner) -> No
     shown = planner.plan(BLOCKS[:3], conversation=Branch("1"), placement="tail", tenant="acme", history=[])
     head = planner.plan(BLOCKS[:3], conversation=Branch("1"), tenant="acme")
     for plan in (shown, head):
-        assert (plan.references, plan.parent) == ((), None)
+        assert (plan.references, plan.parent, plan.branch) == ((), None, None)
         assert planner.commit(plan, turn_id="2")
     assert History(planner, "2").plan(range(3)).turn is None
 
@@ -200,12 +201,27 @@ def test_long_chain_is_bounded_and_its_oldest_blocks_are_unseen() -> None:
     assert {len(label) for label in labels} == {4 + 32}, "no dropped block can have one of these labels"
 
 
+@pytest.mark.parametrize(("days", "seen"), [(0, 3), (27, 3), (29, 0), (-0.9, 3), (-2, 0)])
+def test_block_counts_as_seen_for_four_weeks(monkeypatch: pytest.MonkeyPatch, days: float, seen: int) -> None:
+    now = time.time()
+    planner = ContextPlanner(store=MemorySeenStore(bounds=RecordBounds(ttl=1e9)), annotate="labels")
+    chat = History(planner)
+    chat.ask(range(3), "1")
+    monkeypatch.setattr("time.time", lambda: now + days * 43_200)
+    chat.ask([], "2")  # a chain that goes on does not make its blocks younger
+    monkeypatch.setattr("time.time", lambda: now + days * 86_400)
+    plan = chat.plan(range(3))
+    assert (len(plan.references), plan.turn) == (seen, 3)
+    if not seen:
+        assert {len(planned.label) for planned in plan.blocks} == {4 + 32}, "no older block can have this label"
+
+
 def test_label_never_names_two_texts_of_a_branch() -> None:
     store = MemorySeenStore()
     planner = ContextPlanner(store=store, annotate="labels")
     block = BLOCKS[0]
     label = f"Doc_0~{block.fingerprint.hex()[:6]}"
-    other = SeenBlock(block.fingerprint[:3] + b"?" * 13, label, 1, 80)  # shares its digits
+    other = SeenBlock(block.fingerprint[:3] + b"?" * 13, label, 1, 80, int(time.time()))  # shares its digits
     chat = History(planner, "1", f"[{label}] another text\n\n")
     store.execute(WriteTurn(planner_key("1"), TurnRecord(1, (other,))))
     chat.ask(range(2), "2")

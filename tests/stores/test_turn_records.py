@@ -47,7 +47,9 @@ def test_unknown_turn_has_no_record(store: SeenStore) -> None:
     [
         TurnRecord(0),
         TurnRecord(1, (BLOCK,)),
-        TurnRecord(3, (BLOCK, SeenBlock(b"\n\0" * 8, "", 3, 0), SeenBlock(b"\xff" * 16, "\ud800", 2, 2**32 - 1)), True),
+        TurnRecord(
+            3, (BLOCK, SeenBlock(b"\n\0" * 8, "", 3, 0), SeenBlock(b"\xff" * 16, "\ud800", 2, 2**32 - 1, 2**31)), True
+        ),
     ],
 )
 def test_record_is_read_as_written(store: SeenStore, written: TurnRecord) -> None:
@@ -56,8 +58,9 @@ def test_record_is_read_as_written(store: SeenStore, written: TurnRecord) -> Non
 
 
 def test_writing_a_record_twice_changes_nothing(store: SeenStore) -> None:
+    later = TurnRecord(1, tuple(block._replace(time=9) for block in record("AB").blocks))
     assert store.execute(WriteTurn(TURN, record("AB")))
-    assert store.execute(WriteTurn(TURN, record("AB")))
+    assert store.execute(WriteTurn(TURN, later))
     assert store.execute(ReadTurn(TURN)) == record("AB")
 
 

@@ -87,9 +87,8 @@ class ConversationStore:
             return None
         turn = record.turn
         if isinstance(record, TurnRecord):
-            blocks = [block for block in record.blocks if _is_sound(block, turn)]
-            is_damaged = record.damaged or len(blocks) < len(record.blocks)
-            checked: PreparedTurn | TurnRecord | None = None if is_damaged else record
+            is_damaged = record.damaged or not all(_is_sound(block, turn) for block in record.blocks)
+            checked: PreparedTurn | TurnRecord | None = None if is_damaged else record.at(int(time.time()))
         else:
             seen = {key: block for key, block in record.seen.items() if block.label and _is_sound(block, turn)}
             is_damaged = record.damaged or len(seen) < len(record.seen)
@@ -329,7 +328,7 @@ def _commit(plan: ContextPlan, turn_id: str | None) -> Commit | WriteTurn | None
         return Commit(_conversation(plan), _id_in_store(plan), sent)
     if turn_id is None:
         return None
-    return WriteTurn(Conversation(plan.scope.tenant, turn_id), parent.followed_by(sent))
+    return WriteTurn(Conversation(plan.scope.tenant, turn_id), parent.followed_by(sent, int(time.time())))
 
 
 def _conversation(plan: ContextPlan) -> Conversation:

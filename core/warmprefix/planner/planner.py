@@ -256,7 +256,7 @@ class ContextPlanner:
         check_turn_id(turn_id=turn_id)
         checked = as_report(plan, cached_tokens, report)
         recorded = in_time = self._feedback.commit(plan, checked)
-        if plan.tracked or plan.parent is not None:
+        if plan.tracked or plan.branch is not None:
             recorded = self._conversations.commit(plan, in_time, turn_id) and in_time
         self._state.metrics.notify_committed(plan, checked, recorded, began)
         return recorded
@@ -274,7 +274,7 @@ class ContextPlanner:
         check_turn_id(turn_id=turn_id)
         checked = as_report(plan, cached_tokens, report)
         recorded = in_time = self._feedback.commit(plan, checked)
-        if plan.tracked or plan.parent is not None:
+        if plan.tracked or plan.branch is not None:
             recorded = await self._conversations.acommit(plan, in_time, turn_id) and in_time
         self._state.metrics.notify_committed(plan, checked, recorded, began)
         return recorded

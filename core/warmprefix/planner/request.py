@@ -225,6 +225,7 @@ class RequestPlanner:
                 annotation=annotation,
                 note_tokens=note_tokens or 0,
                 order_annotation=text,
+                branch=draft.branch,
                 parent=resolution.parent,
             )
             if reorders:

@@ -149,15 +149,15 @@ class MemorySeenStore:
 
     def _write_turn(self, operation: WriteTurn, now: float) -> bool:
         key, tenant = (operation.conversation, "turn"), operation.conversation.tenant
-        record: TurnRecord | None = operation.record.bounded(self._bounds.max_blocks)
+        record = operation.record.bounded(self._bounds.max_blocks)
         state = self._use(key, now)
         if state is None:
             state = self._new_state(key, tenant, now)
-        elif state.turn_record != record:
-            record = None
-        state.turn_record = record
+            state.turn_record = record
+        elif not record.agrees(state.turn_record):
+            state.turn_record = None
         self._count(key, tenant, state)
-        return record is not None
+        return state.turn_record is not None
 
     def _new_state(self, key: _Key, tenant: str | None, now: float) -> _State:
         state = _State(used=now)

@@ -36,6 +36,9 @@ __all__ = [
 _MAX_ID_LENGTH = 1_024
 """Characters of a turn's id."""
 
+_MAX_AGE_SECONDS, _MAX_SKEW_SECONDS = 28 * 86_400, 86_400
+"""Hosted APIs drop each response after 30 days, and what it held is missing in the turns that continue it."""
+
 T = TypeVar("T")
 ResultT_co = TypeVar("ResultT_co", covariant=True)
 
@@ -86,6 +89,8 @@ class SeenBlock(NamedTuple):
     """The turn that sent the block."""
     tokens: int
     """Length in tokens."""
+    time: int = 0
+    """When it was sent, in seconds since 1970; only in the records of turns."""
 
 
 class PreparedTurn(NamedTuple):
@@ -125,14 +130,25 @@ class TurnRecord(NamedTuple):
         taken = [label for key, label in proposed.items() if owners.get(label, key) != key]
         return PreparedTurn(self.turn, seen, frozenset(taken))
 
-    def followed_by(self, sent: Sequence[SeenBlock]) -> TurnRecord:
-        """Return the record of the next turn, whose prompt showed the blocks `sent` in full. O(blocks)."""
+    def followed_by(self, sent: Sequence[SeenBlock], now: int) -> TurnRecord:
+        """Return the record of the next turn, whose prompt shows the blocks `sent` in full. O(blocks)."""
         turn = self.turn + 1
         blocks = {block.fingerprint: block for block in self.blocks}
         for block in sent:
             blocks.pop(block.fingerprint, None)
-            blocks[block.fingerprint] = block._replace(turn=turn)
+            blocks[block.fingerprint] = block._replace(turn=turn, time=now)
         return TurnRecord(turn, tuple(blocks.values()), self.trimmed)
+
+    def at(self, now: int) -> TurnRecord:
+        """Return the record without blocks that were sent too long ago. O(blocks)."""
+        blocks = tuple([block for block in self.blocks if -_MAX_SKEW_SECONDS <= now - block.time < _MAX_AGE_SECONDS])
+        return self if len(blocks) == len(self.blocks) else TurnRecord(self.turn, blocks, True)
+
+    def agrees(self, other: TurnRecord | None) -> bool:
+        """Return True if another record differs at most in times, as a second commit of one plan does."""
+        if other is None or (self.turn, self.trimmed) != (other.turn, other.trimmed):
+            return False
+        return [block[:-1] for block in self.blocks] == [block[:-1] for block in other.blocks]
 
     def bounded(self, max_blocks: int) -> TurnRecord:
         """Return the record with its newest blocks."""
