@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from typing import Any, NamedTuple
 
-from warmprefix import ContextBlock, ContextPlan, ContextPlanner, Templates
-from warmprefix.annotate import Annotate, check_annotate, has_labels
+from warmprefix import Branch, ContextBlock, ContextPlan, ContextPlanner, Templates
+from warmprefix.annotate import Annotate, check_annotate, has_bracket, has_labels
 from warmprefix.ordering import BlockView, PrefixView
 from warmprefix.planner import PlanOptions
 from warmprefix_requests.neighbours import PinRule, pin_of, with_kept_places
@@ -20,6 +20,9 @@ Entry = dict[str, Any]
 
 _log = logging.getLogger("warmprefix")
 _TEMPLATES = Templates()
+
+_BRIEF_TOKENS = 16
+"""With usual tokenizers, a label and the references to it take about as much as a shorter memory."""
 
 
 class SteadyOrder:
@@ -63,13 +66,15 @@ class ArrangedMemories(NamedTuple):
     """Texts of the memories for the prompt, each once."""
     order_annotation: str | None
     """Relevance-order note at the end of `context`, if there is one."""
+    plan: ContextPlan | None = None
+    """Plan of a conversation's turn, which the application commits or abandons; None if there is nothing to commit."""
 
 
 class MemoryArranger:
-    """Planner of the order of search results, in head placement.
+    """Planner of search results: of their order in head placement, of their references in a conversation.
 
-    Plans are committed at once, because a search does not learn whether the model answered. At worst a later search
-    expects a prefix that the engine never saw.
+    Without a conversation, plans are committed at once, because a search does not learn whether the model answered. At
+    worst a later search expects a prefix that the engine never saw.
     """
 
     def __init__(
@@ -96,37 +101,53 @@ class MemoryArranger:
         self._pinned = pinned
         self._failed_before = False
 
-    def arrange(self, entries: Sequence[Entry], tenant: Callable[[], str]) -> ArrangedMemories:
+    def arrange(
+        self, entries: Sequence[Entry], tenant: Callable[[], str], conversation: str | Branch | None = None
+    ) -> ArrangedMemories:
         """Order the memories; if that fails, return them in the given order.
 
         Args:
             entries: Memories in relevance order.
             tenant: Returns the tenant of the memories. An error in it counts as a failure too.
+            conversation: Conversation whose history keeps `context`; None for head placement.
         """
         try:
-            with self.planner.planning(self._blocks(entries), **self._plan_options(tenant)) as plan:
-                return _in_planned_order(entries, plan)
+            blocks, options = self._request(entries, tenant, conversation)
+            plan = self.planner.plan(blocks, **options)
+            if conversation is None:
+                self.planner.commit(plan)
+            return _arranged(entries, plan)
         except Exception:
             return self._unplanned(entries)
 
-    async def aarrange(self, entries: Sequence[Entry], tenant: Callable[[], str]) -> ArrangedMemories:
+    async def aarrange(
+        self, entries: Sequence[Entry], tenant: Callable[[], str], conversation: str | Branch | None = None
+    ) -> ArrangedMemories:
         """Do the same as `arrange`; searches of other tasks that are ready are considered."""
         try:
-            async with self.planner.planning(self._blocks(entries), **self._plan_options(tenant)) as plan:
-                return _in_planned_order(entries, plan)
+            blocks, options = self._request(entries, tenant, conversation)
+            plan = await self.planner.aplan(blocks, **options)
+            if conversation is None:
+                await self.planner.acommit(plan)
+            return _arranged(entries, plan)
         except Exception:
             return self._unplanned(entries)
 
-    def _plan_options(self, tenant: Callable[[], str]) -> PlanOptions:
-        return {"tenant": tenant(), "annotate": self.annotate, "order_locked": self._order_locked}
-
-    def _blocks(self, entries: Sequence[Entry]) -> list[ContextBlock]:
-        return [
+    def _request(
+        self, entries: Sequence[Entry], tenant: Callable[[], str], conversation: str | Branch | None
+    ) -> tuple[list[ContextBlock], PlanOptions]:
+        blocks = [
             ContextBlock(
                 text_of(entry) or "", id=_id_of(entry), pinned=pin_of(self._pinned, entry, _metadata_of(entry))
             )
             for entry in entries
         ]
+        options: PlanOptions = {"tenant": tenant(), "annotate": self.annotate, "order_locked": self._order_locked}
+        if conversation is not None:
+            options |= {"placement": "tail", "conversation": conversation}
+            if not self._order_locked:
+                blocks = [block for block in blocks if block.pinned or not _is_brief(block)]
+        return blocks, options
 
     def _unplanned(self, entries: Sequence[Entry]) -> ArrangedMemories:
         """Log a failure, and return the memories in the order of Mem0: the one place that degrades."""
@@ -134,16 +155,26 @@ class MemoryArranger:
         self._failed_before = True
         _log.log(level, "planning the order of memories failed", exc_info=True)
         texts = [text for entry in entries if (text := text_of(entry)) and not text.isspace()]
-        return ArrangedMemories(list(map(copy, entries)), _as_list(map(_TEMPLATES.escaped, dict.fromkeys(texts))), None)
+        return ArrangedMemories(list(map(copy, entries)), _as_escaped_list(texts), None)
 
 
-def _in_planned_order(entries: Sequence[Entry], plan: ContextPlan) -> ArrangedMemories:
-    """Return copies of the entries; `plan` comes from their blocks."""
+def _is_brief(block: ContextBlock) -> bool:
+    """Return True for one plain line that is shorter than its label; a conversation shows it each time."""
+    return block.tokens < _BRIEF_TOKENS and block.text.isprintable() and not has_bracket(block.text)
+
+
+def _arranged(entries: Sequence[Entry], plan: ContextPlan) -> ArrangedMemories:
+    """Return copies of the entries; `plan` comes from their blocks, in a conversation without the brief ones."""
+    note = plan.order_annotation
+    if plan.placement == "tail":
+        planned = {block.block.text for block in plan.blocks}
+        brief = [text for entry in entries if (text := text_of(entry)) and text not in planned and text.strip()]
+        context = "\n\n".join(filter(None, [plan.render(), _as_escaped_list(brief)]))
+        return ArrangedMemories(list(map(copy, entries)), context, note, plan)
     order = [block.rank for block in plan.blocks]
     order += sorted([place for block in plan.blocks for place in block.positions[1:]])  # repeated texts
     placed = set(order)
     order = with_kept_places(order, [place for place in range(len(entries)) if place not in placed])
-    note = plan.order_annotation
     if has_labels(plan.annotation):
         context = plan.render()
     else:
@@ -172,3 +203,7 @@ def _id_of(entry: Entry) -> str | None:
 
 def _as_list(texts: Iterable[str]) -> str:
     return "\n".join(f"- {text}" for text in texts)
+
+
+def _as_escaped_list(texts: Iterable[str]) -> str:
+    return _as_list(map(_TEMPLATES.escaped, dict.fromkeys(texts)))

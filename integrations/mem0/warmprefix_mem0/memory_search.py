@@ -8,13 +8,20 @@ from functools import wraps
 from types import TracebackType
 from typing import Any
 
-from warmprefix import ContextPlanner
+from warmprefix import Branch, ContextPlan, ContextPlanner
 from warmprefix.annotate import Annotate
+from warmprefix.errors import check_names
 from warmprefix_mem0.memory_order import ArrangedMemories, Entry, MemoryArranger
 from warmprefix_mem0.memory_owners import owners_of, tenant_of
 from warmprefix_requests.neighbours import PinRule
 
 __all__ = ["AsyncContextReuseMemory", "ContextReuseMemory"]
+
+
+class _FoundMemories(dict[str, Any]):
+    """Result of a search, with the plan of its turn; None if there is nothing to commit."""
+
+    plan: ContextPlan | None = None
 
 
 class _MemoryWrapper:
@@ -77,6 +84,11 @@ class _MemoryWrapper:
         # A subclass may have its own `search`, whose other arguments select the owners.
         return owners_of(results, self._tenant) if filters is None else tenant_of(filters, self._tenant)
 
+    def _plan_of(self, found: object) -> ContextPlan | None:
+        if not isinstance(found, _FoundMemories):
+            raise TypeError(f"found must be the result of this object's search, got {type(found).__name__}")
+        return found.plan
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name in _MemoryWrapper.__slots__:  # a copy under construction has no memory yet
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -110,6 +122,14 @@ class ContextReuseMemory(_MemoryWrapper):
     of the order of an earlier search, that order comes first. A search that finds nothing does not count. See
     `SteadyOrder`; a planner that you pass orders by its own policy.
 
+    In a chat that appends each turn's memories to its history, and keeps them there, name the conversation instead.
+    Then `context` shows each memory in full once, and later one sentence refers to it. Memories that are shorter than
+    that are shown each time.
+
+        found = memory.search(question, filters={"user_id": "ann"}, conversation="chat-42")
+        ...  # ask the model with the history, then found["context"] and the question; store the turn
+        memory.commit(found)
+
     The text identifies a memory: an updated memory is new, under the same id. Different sets of entity ids share
     nothing. If planning fails, the memories keep the order of Mem0; errors of Mem0 itself pass through.
     """
@@ -122,22 +142,53 @@ class ContextReuseMemory(_MemoryWrapper):
 
     @property
     def search(self) -> Callable[..., dict[str, Any]]:
-        """The wrapped memory's `search`, with the same signature.
+        """The wrapped memory's `search`, with the same signature and one more keyword, `conversation`.
 
-        The result has the same keys; `results` holds the same memories in planned order. Two keys are new: `context`,
-        the texts of all memories for the prompt, and `order_annotation`, the note at the end of `context` or None.
+        The result has the same keys; `results` holds the same memories, in planned order without a conversation. Two
+        keys are new: `context`, the texts of all memories for the prompt, and `order_annotation`, the note in `context`
+        or None.
+
+        `conversation` names the chat whose history keeps the `context` of each turn. It restricts no search, which
+        `run_id` in `filters` does. A name is one linear history. With `Branch(after=...)`, the id of the turn that this
+        prompt continues, turns may be retried and forked. Ids belong to the entity ids in `filters`, so pass the same
+        ones in each turn. What was not committed is sent again in full.
         """
         search = self._memory.search
 
         @wraps(search)
-        def arranged(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        def arranged(*args: Any, conversation: str | Branch | None = None, **kwargs: Any) -> dict[str, Any]:
+            _check_conversation(conversation)
             result: dict[str, Any] = search(*args, **kwargs)
             results = _results(result)
             if results is None:
                 return result
-            return _with_context(result, self._arranger.arrange(results, lambda: self._owners(results, args, kwargs)))
+            return _with_context(
+                result, self._arranger.arrange(results, lambda: self._owners(results, args, kwargs), conversation)
+            )
 
         return arranged
+
+    def commit(self, found: dict[str, Any], turn_id: str | None = None) -> bool:
+        """Count the memories of a turn as seen: the application has the answer and stores the turn.
+
+        Args:
+            found: Result of a search with `conversation`; for any other one this does nothing.
+            turn_id: Id of this turn, for a later `Branch(after=turn_id)`. Without it, a branch records nothing.
+
+        Returns:
+            True if the turn was recorded; False does no harm.
+
+        Raises:
+            TypeError: `found` is no result of a search, or `turn_id` is no str.
+            ValueError: `turn_id` is empty.
+        """
+        plan = self._plan_of(found)
+        return plan is not None and self._arranger.planner.commit(plan, turn_id=turn_id)
+
+    def abandon(self, found: dict[str, Any]) -> bool:
+        """Drop a turn that the history does not keep; True if it was open. To omit it costs tokens only."""
+        plan = self._plan_of(found)
+        return plan is not None and self._arranger.planner.abandon(plan)
 
     def __enter__(self) -> ContextReuseMemory:
         self._memory.__enter__()
@@ -165,15 +216,28 @@ class AsyncContextReuseMemory(_MemoryWrapper):
         search = self._memory.search
 
         @wraps(search)
-        async def arranged(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        async def arranged(*args: Any, conversation: str | Branch | None = None, **kwargs: Any) -> dict[str, Any]:
+            _check_conversation(conversation)
             result: dict[str, Any] = await search(*args, **kwargs)
             results = _results(result)
             if results is None:
                 return result
-            arranged = await self._arranger.aarrange(results, lambda: self._owners(results, args, kwargs))
-            return _with_context(result, arranged)
+            return _with_context(
+                result,
+                await self._arranger.aarrange(results, lambda: self._owners(results, args, kwargs), conversation),
+            )
 
         return arranged
+
+    async def commit(self, found: dict[str, Any], turn_id: str | None = None) -> bool:
+        """Count the memories of a turn as seen; see `ContextReuseMemory.commit`."""
+        plan = self._plan_of(found)
+        return plan is not None and await self._arranger.planner.acommit(plan, turn_id=turn_id)
+
+    async def abandon(self, found: dict[str, Any]) -> bool:
+        """Drop a turn that the history does not keep; see `ContextReuseMemory.abandon`."""
+        plan = self._plan_of(found)
+        return plan is not None and await self._arranger.planner.aabandon(plan)
 
     async def __aenter__(self) -> AsyncContextReuseMemory:
         await self._memory.__aenter__()
@@ -192,13 +256,21 @@ def _results(result: Any) -> list[Entry] | None:
     return results if isinstance(results, list) else None
 
 
-def _with_context(result: Mapping[str, Any], arranged: ArrangedMemories) -> dict[str, Any]:
-    return {
-        **result,
-        "results": arranged.entries,
-        "context": arranged.context,
-        "order_annotation": arranged.order_annotation,
-    }
+def _check_conversation(conversation: str | Branch | None) -> None:
+    """Check a caller's argument before the search, whose failures to plan are survived."""
+    if isinstance(conversation, Branch):
+        return
+    check_names(conversation=conversation)
+    if conversation == "":
+        raise ValueError("conversation must be None, a Branch or a name of at least one character, got ''")
+
+
+def _with_context(result: Mapping[str, Any], arranged: ArrangedMemories) -> _FoundMemories:
+    found = _FoundMemories(
+        result, results=arranged.entries, context=arranged.context, order_annotation=arranged.order_annotation
+    )
+    found.plan = arranged.plan
+    return found
 
 
 def _filters(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
