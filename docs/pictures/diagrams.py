@@ -1,4 +1,4 @@
-"""Draw the diagrams of docs/concepts.md: `python docs/pictures/diagrams.py`."""
+"""Draw the diagrams of docs/concepts.md and docs/conversations.md: `python docs/pictures/diagrams.py`."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ def diagrams() -> dict[str, str]:
         "profiles.svg": profiles(),
         "references.svg": references(),
         "plan-life.svg": plan_life(),
+        "conversations.svg": conversations(),
     }
     return {name: str(drawing) for name, drawing in drawn.items()}
 
@@ -200,6 +201,47 @@ def plan_life() -> Drawing:
     drawing.text(541, 202, "failed, cancelled", 15, "", "middle")
     drawing.text(_LEFT, 256, "After commit: the order is learned, the blocks count as seen.", _SIZE)
     drawing.text(_LEFT, 282, "After abandon: nothing is remembered.", _SIZE)
+    return drawing
+
+
+def conversations() -> Drawing:
+    """Draw the three ways in which the planner learns what a prompt holds already."""
+    drawing = Drawing(
+        _WIDTH,
+        486,
+        "Three ways to know what the history of a prompt holds",
+        "History shown: the planner searches the messages themselves. Branch: each turn has an id and a record of what "
+        "the history up to it holds; the next turn names the one that it continues, so two turns may continue one. "
+        "Name: one record follows one linear history, and the application reports each change of it.",
+    )
+    _caption(drawing, 36, "1  The history is shown: the messages decide")
+    shown = [("A, B", 100, True), ("answer", 96, True), ("C", 60, True), ("answer", 96, True)]
+    _bar(drawing, 50, [*shown, ("D, see [A]", 130, False), ("question", 110, False)])
+    drawing.text(_LEFT, 108, "[A] is in these very messages; whatever happened to them is harmless", 16, "dim")
+
+    _caption(drawing, 158, "2  A branch: name the turn that this prompt continues")
+    turns = (("id1", "A, B", 24, 204), ("id2", "A, B, C", 190, 174), ("id4", "A, B, E", 190, 244))
+    for name, record, left, top in (*turns, ("id3", "A, B, C, D", 356, 174)):
+        drawing.box(left, top, 132, 52, "cached", 8)
+        drawing.text(left + 66, top + 21, name, 16, "on-cached bold", "middle")
+        drawing.text(left + 66, top + 42, record, 15, "on-cached", "middle")
+    _arrow_right(drawing, 324, 200, 30)
+    for y in (200, 270):
+        drawing.path(f"M156 230L166 230L178 {y}L176 {y + 1}L165 231L156 231z", "dim")
+        _arrow_right(drawing, 174, y, 14)
+    for y, words in ((196, "never changes"), (216, "once written"), (276, "a fork or a retry")):
+        drawing.text(504 if y < 250 else 336, y, words, 16, "dim")
+    drawing.text(_LEFT, 322, "no record under this id: every text is sent in full", 16, "dim")
+
+    _caption(drawing, 372, "3  A name: one record for one linear history")
+    for number_, left in enumerate((24, 118, 212), 1):
+        drawing.box(left, 388, 80, 40, "new", 8)
+        drawing.text(left + 40, 414, f"turn {number_}", 16, "", "middle")
+        _arrow_right(drawing, left + 81, 408, 12 if number_ < 3 else 60)
+    drawing.box(356, 382, 260, 52, "cached", 8)
+    drawing.text(486, 403, "chat-42", 16, "on-cached bold", "middle")
+    drawing.text(486, 424, "A, B, C, D", 15, "on-cached", "middle")
+    drawing.text(_LEFT, 464, "the messages stay unseen, so you report: commit; forget before a cut", 16, "dim")
     return drawing
 
 
