@@ -17,7 +17,10 @@ from warmprefix.annotate import Annotation
 
 __all__ = [
     "LABEL",
+    "METADATA_TEMPLATE",
     "RANK",
+    "TEXT_TEMPLATE",
+    "TURN",
     "NodeMark",
     "annotated",
     "copied",
@@ -51,7 +54,30 @@ MOST_NAMED = "warmprefix_most_named"
 LOCATION = "warmprefix_location_template"
 """Metadata keys of the annotation templates, if they are not the default ones."""
 
-_ALL = frozenset((LABEL, RANK, ANNOTATION, BLOCK, JOINED, ORDER, QUOTES, MOST_QUOTED, MOST_NAMED, LOCATION))
+TURN = "warmprefix_turn"
+"""Metadata key of the id of the turn that shows the node, for the next turn's `Branch`; with placement `"tail"`."""
+
+TEXT_TEMPLATE = "warmprefix_text_template"
+METADATA_TEMPLATE = "warmprefix_metadata_template"
+"""Metadata keys of a node's own templates, which hold its whole text; with placement `"tail"`."""
+
+_ALL = frozenset(
+    (
+        LABEL,
+        RANK,
+        ANNOTATION,
+        BLOCK,
+        JOINED,
+        ORDER,
+        QUOTES,
+        MOST_QUOTED,
+        MOST_NAMED,
+        LOCATION,
+        TURN,
+        TEXT_TEMPLATE,
+        METADATA_TEMPLATE,
+    )
+)
 
 _ANNOTATIONS = get_args(Annotation)
 _DEFAULT = Templates()

@@ -5,21 +5,34 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 from llama_index.core.bridge.pydantic import ConfigDict, Field, PrivateAttr, field_serializer, field_validator
 from llama_index.core.callbacks import CBEventType, EventPayload
 from llama_index.core.instrumentation.events.rerank import ReRankEndEvent, ReRankStartEvent
+from llama_index.core.memory import BaseMemory
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 from llama_index_instrumentation import get_dispatcher
 from llama_index_instrumentation.dispatcher import active_instrument_tags
 
-from warmprefix import ContextBlock, ContextPlan, ContextPlanner, PlannedBlock
+from warmprefix import Branch, ContextBlock, ContextPlan, ContextPlanner, PlannedBlock
 from warmprefix.annotate import Annotate
+from warmprefix.plan import Placement
+from warmprefix_llamaindex.conversations import (
+    AFTER_TURN,
+    Conversation,
+    ConversationRule,
+    check_rule,
+    history_options,
+    stored,
+    surviving,
+)
 from warmprefix_llamaindex.node_marks import copied, marks, showing, with_node
 from warmprefix_llamaindex.node_neighbours import follows_directly
 from warmprefix_llamaindex.synthesizer_labels import PlannedNodes, install_labels
+from warmprefix_llamaindex.tail_nodes import tail_nodes, whole
+from warmprefix_llamaindex.turn_events import PendingTurn, install_turn_events, turns, warn_rebuilt
 from warmprefix_requests.neighbours import PinRule, neighbours, pin_of, with_kept_places
 
 __all__ = ["ContextReusePostprocessor"]
@@ -45,12 +58,19 @@ class ContextReusePostprocessor(BaseNodePostprocessor):
     source, by their relationships, offsets or pages. So behind a `PrevNextNodePostprocessor` they keep reading order.
     Nodes without text, such as images, keep their places in the list.
 
-    The planner learns the order at once, because the postprocessor does not see whether the model answers. At worst the
-    planner expects a prefix that the cache does not hold.
+    With placement `"head"` the planner learns the order at once, because the postprocessor does not see whether the
+    model answers. At worst the planner expects a prefix that the cache does not hold.
 
-    A call may set `conversation_id` and `tenant`: `with instrument_tags({"tenant": ...}):`. The constructor's values
-    take precedence. The planner is not serialised: `from_dict(data, planner=planner)` restores it. Without that
-    argument, or after unpickling, the postprocessor starts with a new planner. Deep copies share the planner.
+    With placement `"tail"`, for prompts whose history keeps the context, a node that the history holds shows a
+    reference; its own text stays whole. The history is known by its messages, or by a record: then nodes count as seen
+    once a model call that shows them has been answered, as LlamaIndex's instrumentation reports it. Query engines
+    and chat engines keep no context: there placement `"tail"` makes no references.
+
+    A call may set `conversation_id`, `after_turn` and `tenant`: `with instrument_tags({"tenant": ...}):`.
+    `after_turn` is the id of the turn that the request continues: the `warmprefix_turn` in the metadata of that
+    turn's nodes, or None to begin. The constructor's values take precedence. The planner is not serialised:
+    `from_dict(data, planner=planner)` restores it. Without that argument, or after unpickling, the postprocessor starts
+    with a new planner. Deep copies share the planner.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
@@ -61,14 +81,17 @@ class ContextReusePostprocessor(BaseNodePostprocessor):
         repr=False,
         description="One planner for all engines of an application.",
     )
-    placement: Literal["head"] = Field(
-        default="head", description="Place of the context in the prompt: before the history."
+    placement: Placement = Field(
+        default="head",
+        description="Place of the context in the prompt: before the history, or after it if the history keeps it.",
     )
     tenant: str | None = Field(default=None, description="Tenant of the requests; tenants share nothing.")
     model: str | None = Field(default=None, description="Model that the prompts are for; models share no prefix.")
     preamble: str | None = Field(default=None, description="The text before the context, or its name.")
-    conversation_id: str | None = Field(
-        default=None, min_length=1, description="Conversation, for a recorder of requests."
+    conversation: ConversationRule | None = Field(
+        default=None,
+        description="What is known of the history: a name of the conversation, a memory, or a function of the query "
+        "bundle that returns one of them, a Branch, messages, or None. Only a name is serialised.",
     )
     annotate: Annotate = Field(
         default="auto",
@@ -85,17 +108,17 @@ class ContextReusePostprocessor(BaseNodePostprocessor):
     )
 
     _failed: bool = PrivateAttr(default=False)
+    _rebuilt: bool = PrivateAttr(default=False)
 
-    @field_validator("placement", mode="before")
+    @field_validator("conversation", mode="before")
     @classmethod
-    def _check_placement(cls, placement: object) -> object:
-        if placement == "tail":
-            raise ValueError(
-                "placement must be 'head': query engines and chat engines rebuild the context for each question and "
-                "keep only questions and answers, so the text that a reference names would be missing. For agents, "
-                "whose retrievals stay in the history as tool messages, use ContextReuseLLM"
-            )
-        return placement
+    def _check_conversation(cls, conversation: Any) -> Any:
+        check_rule(conversation)
+        return conversation
+
+    @field_serializer("conversation")
+    def _conversation_name(self, conversation: ConversationRule | None) -> str | None:
+        return conversation if isinstance(conversation, str) else None
 
     @field_serializer("pinned")
     def _pin_key(self, pinned: PinRule[NodeWithScore] | None) -> str | None:
@@ -103,8 +126,10 @@ class ContextReusePostprocessor(BaseNodePostprocessor):
 
     def model_post_init(self, context: Any, /) -> None:
         super().model_post_init(context)
-        if self.annotate != "none":
+        if self.annotate != "none" or self.placement == "tail":
             install_labels()
+        if self.placement == "tail":
+            install_turn_events()
 
     @classmethod
     def class_name(cls) -> str:
@@ -124,13 +149,13 @@ class ContextReusePostprocessor(BaseNodePostprocessor):
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
     ) -> list[NodeWithScore]:
         with self._traced(nodes, query_bundle) as report:
-            return report(self._arranged(_in_relevance_order(nodes)))
+            return report(self._arranged(_in_relevance_order(nodes), query_bundle))
 
     async def _apostprocess_nodes(
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
     ) -> list[NodeWithScore]:
         with self._traced(nodes, query_bundle) as report:
-            return report(await self._aarranged(_in_relevance_order(nodes)))
+            return report(await self._aarranged(_in_relevance_order(nodes), query_bundle))
 
     @contextmanager
     def _traced(
@@ -162,34 +187,86 @@ class ContextReusePostprocessor(BaseNodePostprocessor):
             yield report
         _dispatcher.event(ReRankEndEvent(nodes=reported))
 
-    def _arranged(self, nodes: list[NodeWithScore]) -> list[NodeWithScore]:
+    def _arranged(self, nodes: list[NodeWithScore], query: QueryBundle | None) -> list[NodeWithScore]:
         """Return the nodes in planned order; after a failure, as they came."""
         if not nodes:
             return nodes
         try:
-            request = _Request(nodes, self.pinned)
-            with self.planner.planning(request.blocks, **self._plan_options()) as plan:
+            is_tail, known = self._is_tail(), self._conversation(query)
+            request = _Request(nodes, self.pinned, is_tail)
+            if is_tail and isinstance(known, BaseMemory):
+                known = surviving(known, known.get_all(**stored(known)), request.blocks, query)
+            options = self._plan_options(known, is_tail)
+            if is_tail:
+                return self._followed(request, self.planner.plan(request.blocks, **options), known)
+            with self.planner.planning(request.blocks, **options) as plan:
                 pass
             return request.in_planned_order(plan)
         except Exception:
             return self._unarranged(nodes)
 
-    async def _aarranged(self, nodes: list[NodeWithScore]) -> list[NodeWithScore]:
+    async def _aarranged(self, nodes: list[NodeWithScore], query: QueryBundle | None) -> list[NodeWithScore]:
         """Do the same as `_arranged`; requests of other tasks that are ready are considered."""
         if not nodes:
             return nodes
         try:
-            request = _Request(nodes, self.pinned)
-            async with self.planner.planning(request.blocks, **self._plan_options()) as plan:
+            is_tail, known = self._is_tail(), self._conversation(query)
+            request = _Request(nodes, self.pinned, is_tail)
+            if is_tail and isinstance(known, BaseMemory):
+                known = surviving(known, await known.aget_all(**stored(known)), request.blocks, query)
+            options = self._plan_options(known, is_tail)
+            if is_tail:
+                return self._followed(request, await self.planner.aplan(request.blocks, **options), known)
+            async with self.planner.planning(request.blocks, **options) as plan:
                 pass
             return request.in_planned_order(plan)
         except Exception:
             return self._unarranged(nodes)
 
-    def _plan_options(self) -> dict[str, Any]:
+    def _is_tail(self) -> bool:
+        """Return whether the history keeps the context: not in an engine that rebuilds it for each question."""
+        if self.placement == "head" or self._rebuilt:
+            return False
+        engine = turns.engine_around()
+        if engine is not None:
+            warn_rebuilt(engine)
+        return engine is None
+
+    def _followed(self, request: _Request, plan: ContextPlan, known: Conversation) -> list[NodeWithScore]:
+        """Return the nodes of a plan with placement `"tail"`, which LlamaIndex's events commit or abandon."""
+        turn = PendingTurn(self.planner, plan, known if isinstance(known, str) else None, self._refuse)
+        try:
+            shown = request.in_tail(plan)
+        except Exception:
+            turn.settle()
+            raise
+        turns.follow(turn)
+        return shown
+
+    def _refuse(self, engine: str) -> None:
+        """Make no references any more: a prompt did not hold what one named."""
+        self._rebuilt = True
+        warn_rebuilt(engine)
+
+    def _conversation(self, query: QueryBundle | None) -> Conversation:
+        """Return what is known of the history."""
+        rule = self.conversation
+        known = rule(query) if callable(rule) else rule
+        if known is not None:
+            return known
+        tags = active_instrument_tags.get()
+        if AFTER_TURN in tags:
+            return Branch(after=tags[AFTER_TURN])
+        return _name(tags.get("conversation_id"))
+
+    def _plan_options(self, known: Conversation, is_tail: bool) -> dict[str, Any]:
+        """Return the options of a plan. With placement `"head"` a conversation is for a recorder of requests."""
+        options: dict[str, Any] = {"conversation": known or None if isinstance(known, str) else None}
+        if is_tail:
+            options = {**history_options(known), "placement": "tail"}
         tags = active_instrument_tags.get()
         return {
-            "conversation": self.conversation_id or _name(tags.get("conversation_id")) or None,
+            **options,
             "tenant": _name(tags.get("tenant")) if self.tenant is None else self.tenant,
             "model": self.model,
             "preamble": self.preamble,
@@ -207,28 +284,39 @@ class ContextReusePostprocessor(BaseNodePostprocessor):
 
 def _in_relevance_order(nodes: list[NodeWithScore]) -> list[NodeWithScore]:
     """Return the nodes as they came, or as they were before another ContextReusePostprocessor planned them."""
-    return nodes.in_relevance_order() if isinstance(nodes, PlannedNodes) else nodes
+    ordered = nodes.in_relevance_order() if isinstance(nodes, PlannedNodes) else nodes
+    return [whole(scored) for scored in ordered]
 
 
 class _Request:
     """The nodes of one request, and their blocks; those of images are blank."""
 
-    def __init__(self, nodes: list[NodeWithScore], pinned: PinRule[NodeWithScore] | None) -> None:
+    def __init__(self, nodes: list[NodeWithScore], pinned: PinRule[NodeWithScore] | None, is_tail: bool) -> None:
         self._nodes = nodes
         self.blocks: list[ContextBlock] = []
         texts = [scored.node.get_content(MetadataMode.LLM) for scored in nodes]
+        if is_tail:  # LlamaIndex strips a node that shows a label, and a later turn must find the same text
+            texts = [text.strip() for text in texts]
         followed = neighbours([scored.node for scored in nodes], texts, follows_directly)
         for scored, text, before in zip(nodes, texts, followed, strict=True):
             follows = None if before is None else self.blocks[before]
             pin = pin_of(pinned, scored, scored.node.metadata)
             self.blocks.append(ContextBlock(text, id=scored.node.node_id, pinned=pin, follows=follows))
 
+    def in_tail(self, plan: ContextPlan) -> PlannedNodes:
+        """Return copies of the nodes that show labelled texts or references."""
+        return PlannedNodes(tail_nodes(self._nodes, self._order(plan), plan))
+
+    def _order(self, plan: ContextPlan) -> list[int]:
+        """Return the places of all nodes in planned order: those of repeats behind, those without text as they were."""
+        order = [planned.rank for planned in plan.blocks]
+        order += sorted([rank for planned in plan.blocks for rank in planned.positions[1:]])
+        placed = set(order)
+        return with_kept_places(order, [rank for rank in range(len(self._nodes)) if rank not in placed])
+
     def in_planned_order(self, plan: ContextPlan) -> PlannedNodes:
         """Return copies of the nodes with their marks, which are empty if the plan has no annotation."""
-        nodes, order = self._nodes, [planned.rank for planned in plan.blocks]
-        order += sorted([rank for planned in plan.blocks for rank in planned.positions[1:]])  # repeats
-        placed = set(order)
-        order = with_kept_places(order, [rank for rank in range(len(nodes)) if rank not in placed])
+        nodes, order = self._nodes, self._order(plan)
         if plan.annotation == "none":
             texts = {place: block for block in plan.blocks for place in block.positions}
             return PlannedNodes([_unmarked(nodes[rank], texts.get(rank)) for rank in order])

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from llama_index.core.base.llms.types import TextBlock
+from llama_index.core.instrumentation.span import active_span_id
 from llama_index.core.llms import LLM
 from llama_index.core.llms.structured_llm import StructuredLLM
 from llama_index.core.prompts import BasePromptTemplate, ChatPromptTemplate, PromptTemplate, SelectorPromptTemplate
@@ -27,7 +28,17 @@ from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, Query
 
 from warmprefix.forks import fork_safe_lock
 from warmprefix.tokens import needs_note, order_note
-from warmprefix_llamaindex.node_marks import NodeMark, annotated, is_blank, mark_of, rank_of, with_node
+from warmprefix_llamaindex.node_marks import (
+    TURN,
+    NodeMark,
+    annotated,
+    is_blank,
+    mark_of,
+    rank_of,
+    with_node,
+)
+from warmprefix_llamaindex.tail_nodes import whole
+from warmprefix_llamaindex.turn_events import warn_rebuilt
 
 __all__ = ["PlannedNodes", "install_labels"]
 
@@ -111,6 +122,8 @@ def _read(synthesizer: BaseSynthesizer, query: Any, nodes: Any, options: Mapping
     if not isinstance(nodes, list) or all(rank_of(scored) is None for scored in nodes):
         return _SynthesizerInput(nodes)
     given = list(nodes)
+    if any(TURN in scored.node.metadata for scored in given):
+        return _read_tail(synthesizer, query, options, given)
     try:
         copies = _annotated([scored.node for scored in given])
         if copies is not None and _in_one_prompt(synthesizer, query, options, copies):
@@ -124,6 +137,38 @@ def _read(synthesizer: BaseSynthesizer, query: Any, nodes: Any, options: Mapping
     plain = nodes.in_relevance_order() if isinstance(nodes, PlannedNodes) else given
     shown = list(map(_escaped, plain))
     return _SynthesizerInput(shown, {id(copy): scored for copy, scored in zip(shown, plain, strict=True)})
+
+
+def _read_tail(
+    synthesizer: BaseSynthesizer, query: Any, options: Mapping[str, Any], nodes: list[NodeWithScore]
+) -> _SynthesizerInput:
+    """Choose the nodes of a plan with placement `"tail"`: as they are if the template holds what references name.
+
+    Else their whole texts: the synthesizers of query engines and chat engines rebuild the context for each question.
+    """
+    restored = [whole(scored) for scored in nodes]
+    texts = [scored.node.get_content(MetadataMode.LLM).strip() for scored in restored]
+    missing = [
+        text for scored, text in zip(nodes, texts, strict=True) if text not in scored.node.get_content(MetadataMode.LLM)
+    ]
+    history = _template_text(synthesizer) if missing else ""
+    if all(text in history for text in missing) and _in_one_prompt(
+        synthesizer, query, options, [scored.node for scored in nodes]
+    ):
+        return _SynthesizerInput(nodes)
+    if missing:
+        warn_rebuilt((active_span_id.get() or type(synthesizer).__name__).partition(".")[0])
+    return _SynthesizerInput(restored, {id(copy): scored for copy, scored in zip(restored, nodes, strict=True)})
+
+
+def _template_text(synthesizer: BaseSynthesizer) -> str:
+    """Return the text of the messages of the template that the context is put into."""
+    prompts = synthesizer._get_prompts()  # noqa: SLF001
+    template = prompts.get("text_qa_template") or prompts.get("summary_template")
+    if isinstance(template, SelectorPromptTemplate):
+        template = template.select(llm=synthesizer._llm)  # noqa: SLF001
+    messages = template.message_templates if isinstance(template, ChatPromptTemplate) else ()
+    return "\n\n".join([block.text for message in messages for block in message.blocks if isinstance(block, TextBlock)])
 
 
 def _escaped(scored: NodeWithScore) -> NodeWithScore:

@@ -18,6 +18,7 @@ with warnings.catch_warnings():  # pytest ignores the below only once this file 
     from llama_index.core.base.llms.types import CompletionResponse, CompletionResponseGen, LLMMetadata
     from llama_index.core.bridge.pydantic import Field
     from llama_index.core.llms import CustomLLM
+    from llama_index.core.llms.callbacks import llm_completion_callback
     from llama_index.core.retrievers import BaseRetriever
     from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index.llms.openai_like import OpenAILike
@@ -66,6 +67,7 @@ class RecordingLLM(CustomLLM):
             context_window=self.context_window, num_output=self.num_output, is_chat_model=self.is_chat_model
         )
 
+    @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         self.prompts.append(prompt)
         self.on_prompt()
@@ -74,6 +76,7 @@ class RecordingLLM(CustomLLM):
             raise ConnectionError("the model is not there")
         return CompletionResponse(text=self.answer)
 
+    @llm_completion_callback()
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
         whole = self.complete(prompt).text
         answered = ""

@@ -45,7 +45,13 @@ async def test_the_pages_engines_and_agent_run(
         run_section("LlamaIndex agents", names)
         engine.script(search_call("files"), search_call("files"), {"role": "assistant", "content": "So it is."})
         assert await names["ask"]("How do I read a file?") == "So it is."
-    assert [prompt.count("[Word for word") for prompt in engine.prompts[-2:]] == [0, 1]
+        run_section("LlamaIndex chats", names)
+        chat = names["Chat"]()
+        context = names["Context"](chat)
+        for question in ("How do I read a file?", "How do I write a file?"):
+            assert await chat.run(ctx=context, question=question)
+        assert [prompt.count("Please also use the context labelled") for prompt in engine.prompts[-2:]] == [0, 1]
+    assert [prompt.count("[Word for word") for prompt in engine.prompts[-4:]] == [0, 1, 0, 0]
     names.clear()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # the database in memory of the agent's own memory
