@@ -88,7 +88,8 @@ class FaultProxy:
     def __init__(self, port: int, seed: int = 0) -> None:
         self.hits: Counter[str] = Counter()
         """Number of times that each fault met bytes or a connection, by its name in lower case."""
-        self._upstream = port
+        self.upstream = port
+        """Port of the server behind new connections."""
         self._seed = seed
         self._faults: dict[Way, Fault | None] = {"requests": None, "replies": None}
         self._links: set[asyncio.Task[None]] = set()
@@ -212,7 +213,7 @@ class FaultProxy:
         pumps: list[asyncio.Task[None]] = []
         with _socket() as server:
             try:
-                await self._loop.sock_connect(server, ("127.0.0.1", self._upstream))
+                await self._loop.sock_connect(server, ("127.0.0.1", self.upstream))
                 ways: tuple[tuple[Way, socket.socket, socket.socket], ...] = (
                     ("requests", client, server),
                     ("replies", server, client),

@@ -15,8 +15,6 @@ from redis_servers import Clock, Server, wait_until
 from warmprefix.stores import Conversation, MemorySeenStore, Operation, RecordBounds, SeenStore, Snapshot
 from warmprefix_redis import RedisSeenStore
 
-# REDIS from warmprefix_redis import RedisSeenStore
-
 __all__ = ["Laboratory", "Lease", "MemoryLaboratory", "RedisLaboratory"]
 
 T = TypeVar("T")
@@ -195,6 +193,7 @@ class RedisLaboratory(Laboratory):
 
     Args:
         lease_ttl: Seconds in which a plan must be committed.
+        ttl: Seconds that a record lives, on the server's clock.
         flavour: A key of `redis_servers.binaries()`; None for the first.
     """
 
@@ -206,22 +205,29 @@ class RedisLaboratory(Laboratory):
         lossy: bool,
         asymmetric: bool,
         lease_ttl: float = 3.0,
+        ttl: float = 86_400.0,
         flavour: str | None = None,
     ) -> None:
         super().__init__(seed, faults, lossy=lossy, asymmetric=asymmetric)
         self._lease_ttl = lease_ttl
+        self._ttl = ttl
+        self._flavour = flavour
         self._proxies: list[FaultProxy] = []
         self._clock = Clock()
         self._jumps = 0
         # The system keeps what a killed process has written, so no acknowledged write is lost.
-        self._server = Server(flavour, clock=self._clock, appendonly="yes", appendfsync="no")
+        self._server = self._started()
         self._snapshot()
 
-    def store(self, worker: int) -> SeenStore:
+    def url(self, worker: int) -> str:
+        """Return the address of the proxy of one worker."""
         while len(self._proxies) <= worker:
             self._proxies.append(FaultProxy(self._server.port, seed=self._rng.randrange(1 << 30)))
-        url = f"redis://127.0.0.1:{self._proxies[worker].port}"
-        return RedisSeenStore(url, bounds=RecordBounds(lease_ttl=self._lease_ttl, max_blocks=64))
+        return f"redis://127.0.0.1:{self._proxies[worker].port}"
+
+    def store(self, worker: int) -> SeenStore:
+        bounds = RecordBounds(lease_ttl=self._lease_ttl, max_blocks=64, ttl=self._ttl)
+        return RedisSeenStore(self.url(worker), bounds=bounds)
 
     @property
     def lease(self) -> Lease:
@@ -288,7 +294,11 @@ class RedisLaboratory(Laboratory):
             faults["killed, restored from before"] = self._kill_and_restore
             faults["keys flushed"] = lambda: self._ask("FLUSHALL")
             faults["keys evicted"] = self._evict
+            faults["failed over"] = self._fail_over
         return faults
+
+    def _started(self, **config: str) -> Server:
+        return Server(self._flavour, clock=self._clock, appendonly="yes", appendfsync="no", **config)
 
     def _break(self, **faults: Any) -> None:
         for proxy in self._struck(self._proxies):
@@ -342,6 +352,21 @@ class RedisLaboratory(Laboratory):
             self._server.start()
         finally:
             self._server.config["appendonly"] = "yes"
+
+    def _fail_over(self) -> None:
+        """Kill the server, and put a replica in its place that has all its data."""
+        old = self._server
+        self._server = self._started(replicaof=f"127.0.0.1 {old.port}")
+        wait_until(self._is_replicated, "the replica has all data")
+        old.close()
+        del self._server.config["replicaof"]  # a restart must not look for the old one
+        self._ask("REPLICAOF", "NO", "ONE")
+        for proxy in self._proxies:
+            proxy.upstream = self._server.port
+
+    def _is_replicated(self) -> bool:
+        with self._server.client() as client:
+            return bool(client.info("replication")["master_link_status"] == "up")
 
     def _remove(self, *names: str) -> None:
         for name in names:
