@@ -12,6 +12,7 @@ from warmprefix_openai.answer import AnswerFacts, AnswerReader, StreamedAnswer, 
 from warmprefix_openai.plans import SentPlan
 from warmprefix_openai.primer import Prime
 from warmprefix_openai.retry import is_transient, retry_after
+from warmprefix_openai.server_turns import ServerTurn
 from warmprefix_requests import Attempt, OutgoingRequest, block_ends
 from warmprefix_requests.marks import CacheMarker, MarkedBody
 
@@ -37,6 +38,8 @@ class Verdict(NamedTuple):
     """Seconds that the server asked clients to wait, after a failure."""
     unread: bool = False
     """True if there was an answer that could not be read."""
+    turn_id: str | None = None
+    """The id under which the server keeps the turn, for a commit; None if it does not."""
 
 
 class Exchange:
@@ -54,6 +57,7 @@ class Exchange:
         *,
         marker: CacheMarker | None,
         on_error: Callable[[str], object],
+        turn: ServerTurn | None = None,
     ) -> None:
         self._sent = sent
         self._plan = plan
@@ -63,6 +67,8 @@ class Exchange:
         self._refused: MarkedBody | None = None
         """The marks that an answer may have refused."""
         self._on_error = on_error
+        self._turn = turn
+        """None if the request shows the whole prompt."""
         self._began = time.perf_counter()
         self._status: int | None = None
         self._reader: AnswerReader | None = None
@@ -194,7 +200,11 @@ class Exchange:
 
     def _verdict(self, step: Step, delay: float = 0.0) -> Verdict:
         self._over = True
+        turn_id = self._kept_turn() if step == "commit" else None
         commits = step in ("commit", "commit part")
+        if commits and turn_id is None and self._plan.tracked and self._turn is not None and self._turn.adds_text:
+            # What the server does not keep is in no later prompt, whatever the application has of the answer.
+            step, commits = "abandon", False
         if self._marker is not None and self._refused is not None:
             self._marker.report(self._refused, None)
         elif self._marker is not None and (sent := self._outgoing) is not None and sent.marked is not None:
@@ -205,14 +215,24 @@ class Exchange:
         unread = commits and (self._reader is None or self._reader.facts.unread)
         self._asked = self._attempt = None  # their texts are long
         self.primes = ()
-        return Verdict(self._sent, self._plan, step, report, delay, unread)
+        return Verdict(self._sent, self._plan, step, report, delay, unread, turn_id)
+
+    def _kept_turn(self) -> str | None:
+        if self._turn is None or self._reader is None:
+            return None
+        try:
+            return self._turn.id_in(self._reader.facts.response)
+        except Exception:
+            self._on_error("an answer's turn could not be read")
+            return None
 
     def _report(self) -> EngineReport:
         if self._reader is None:
             return EngineReport()
         facts, tokens = self._reader.facts, self._reader.facts.tokens
         ends = None
-        if tokens.cached_tokens is not None and self._asked is not None and self._asked.is_text:
+        is_whole = self._asked is not None and self._asked.is_text and not (self._turn and self._turn.adds_text)
+        if tokens.cached_tokens is not None and self._asked is not None and is_whole:
             try:
                 ends = block_ends(self._asked.prompt, self._plan)
             except Exception:

@@ -7,6 +7,7 @@ from contextvars import Token
 from typing import TYPE_CHECKING, Any
 
 from warmprefix.plan import ContextPlan
+from warmprefix.stores import check_turn_id
 from warmprefix_openai.clients import linked_async_client, linked_client
 from warmprefix_openai.engine_metrics import EngineMetrics
 from warmprefix_openai.exchange import Verdict
@@ -111,7 +112,7 @@ class EngineLink:
         """
         return {PLAN_HEADER: self._tracker.enter(plan).id}
 
-    def sending(self, plan: ContextPlan) -> SendingBlock:
+    def sending(self, plan: ContextPlan, *, turn_id: str | None = None) -> SendingBlock:
         """Return a block for `with` or `async with`: the request in it whose prompt holds the plan's blocks carries it.
 
         For frameworks that pass no headers, and for code that sends several requests of which one has the context.
@@ -123,8 +124,18 @@ class EngineLink:
         sent when it is first read, such as LangChain's `stream`, must be read within, or be marked instead:
         `llm.stream(messages, extra_headers=link.headers(plan))`. Otherwise it goes out without a plan, and without the
         tenant's `cache_salt`. Such blocks are counted as `unsent`, and the first is logged as a warning.
+
+        Args:
+            plan: The plan.
+            turn_id: For a plan with a `Branch`, the id of this turn, if the application keeps the messages and makes
+                the ids. A response that the server stores has its own, which the link reads from the answer.
+
+        Raises:
+            TypeError: An argument has another type.
+            ValueError: `turn_id` is empty or longer than 1,024 characters.
         """
-        return SendingBlock(self._tracker, self._tracker.enter(plan))
+        check_turn_id(turn_id=turn_id)
+        return SendingBlock(self._tracker, self._tracker.enter(plan), turn_id)
 
     def stats(self) -> LinkStats:
         """Return the counts since the start."""
@@ -152,14 +163,15 @@ class EngineLink:
 class SendingBlock:
     """The block that `EngineLink.sending` returns, for one `with` statement."""
 
-    def __init__(self, tracker: PlanTracker, sent: SentPlan) -> None:
+    def __init__(self, tracker: PlanTracker, sent: SentPlan, turn_id: str | None) -> None:
         self._tracker = tracker
         self._sent = sent
+        self._turn_id = turn_id
         self._sending: Sending | None = None
         self._token: Token[Sending | None] | None = None
 
     def __enter__(self) -> None:
-        self._tracker.book.enter_block(self._sent)
+        self._tracker.book.enter_block(self._sent, self._turn_id)
         self._sending = Sending(self._tracker.book, self._sent, sending_now.get())
         self._token = sending_now.set(self._sending)
 

@@ -39,6 +39,8 @@ class SentPlan:
     """Number of open blocks of `sending` with this plan; while there is one, another attempt may come."""
     was_taken: bool = False
     """True if any request had the plan."""
+    turn_id: str | None = None
+    """The id that the application gave its turn in a branch."""
 
     @property
     def is_sending(self) -> bool:
@@ -117,10 +119,11 @@ class PlanBook:
             self._failed.pop(sent.id, None)
             return plan
 
-    def enter_block(self, sent: SentPlan) -> None:
+    def enter_block(self, sent: SentPlan, turn_id: str | None = None) -> None:
         """Begin a block of `sending`; until it ends, any number of attempts may fail."""
         with self._lock:
             sent.open_blocks += 1
+            sent.turn_id = turn_id
 
     def leave_block(self, sent: SentPlan, *, raised: bool) -> tuple[ContextPlan | None, object]:
         """End the plan unless it is in another block, or a request has it; return it with its held answer."""

@@ -189,7 +189,8 @@ class PlanTracker:
     def _notify_planner(self, verdict: Verdict) -> None:
         try:
             if verdict.step in _COMMITS:
-                recorded = self.planner.commit(verdict.plan, report=self.metrics.added_to(verdict.report))
+                report, turn_id = self.metrics.added_to(verdict.report), verdict.turn_id or verdict.sent.turn_id
+                recorded = self.planner.commit(verdict.plan, report=report, turn_id=turn_id)
                 self.count("commits", *(() if recorded else ("refused_commits",)))
             else:
                 self.planner.abandon(verdict.plan)
@@ -201,7 +202,8 @@ class PlanTracker:
         begun.append(True)
         try:
             if verdict.step in _COMMITS:
-                recorded = await self.planner.acommit(verdict.plan, report=self.metrics.added_to(verdict.report))
+                report, turn_id = self.metrics.added_to(verdict.report), verdict.turn_id or verdict.sent.turn_id
+                recorded = await self.planner.acommit(verdict.plan, report=report, turn_id=turn_id)
                 self.count("commits", *(() if recorded else ("refused_commits",)))
             else:
                 await self.planner.aabandon(verdict.plan)

@@ -8,6 +8,7 @@ from warmprefix.plan import ContextPlan
 from warmprefix_openai.exchange import Exchange
 from warmprefix_openai.plans import PLAN_HEADER, SentPlan, plan_in_context
 from warmprefix_openai.salt_check import SaltCheck
+from warmprefix_openai.server_turns import server_turn
 from warmprefix_openai.tracker import PlanTracker
 from warmprefix_requests import (
     FieldRefusals,
@@ -88,6 +89,9 @@ class LinkWriter:
             raise
 
     def _written(self, request: Any, asked: OutgoingRequest, sent: SentPlan, plan: ContextPlan | None) -> Opening:
+        turn = None
+        if plan is not None:
+            asked, turn = server_turn(asked, plan)
         # A request without a plan of its own still gets the salt, which keeps tenants apart.
         # Anthropic's own API, whose profiles have no isolation, refuses a field that vLLM takes on the same route.
         takes_salt = self._cache_salt and (asked.route != "messages" or self._isolation is not None)
@@ -106,7 +110,7 @@ class LinkWriter:
         if plan is None:
             return Opening(_remade(request, outgoing.content), None, salted)
         attempt = self._refusals.attempt(outgoing, endpoint)
-        exchange = Exchange(sent, plan, asked, attempt, marker=self.marker, on_error=self.tracker.degrade)
+        exchange = Exchange(sent, plan, asked, attempt, marker=self.marker, on_error=self.tracker.degrade, turn=turn)
         primes = self.tracker.primer.requests(plan, outgoing.plain or outgoing)
         exchange.primes = tuple([(prime, self._refusals.attempt(sent, endpoint)) for prime, sent in primes])
         return Opening(_remade(request, attempt.request.encode()), exchange, salted)

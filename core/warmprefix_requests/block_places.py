@@ -8,7 +8,11 @@ from typing import Any
 
 from warmprefix.plan import ContextPlan
 
-__all__ = ["block_ends", "holds_blocks", "in_parts"]
+__all__ = ["block_ends", "holds_blocks", "in_full", "in_parts"]
+
+
+_PROMPTS = {"responses": "input", "completions": "prompt"}
+"""The field with the prompt, where it is not `messages`."""
 
 
 def holds_blocks(prompt: str, plan: ContextPlan) -> bool:
@@ -36,7 +40,7 @@ def in_parts(route: str, body: Mapping[str, Any], plan: ContextPlan) -> Mapping[
     The texts of the parts join to the same text. Returns the body itself if no text of a user holds all blocks in
     planned order, or if the context is in parts already.
     """
-    name = "input" if route == "responses" else "messages"
+    name = _PROMPTS.get(route, "messages")
     given = body.get(name)
     messages: list[Any] = given if isinstance(given, list) else [{"role": "user", "content": given}]
     kind = "input_text" if route == "responses" else "text"
@@ -51,6 +55,44 @@ def in_parts(route: str, body: Mapping[str, Any], plan: ContextPlan) -> Mapping[
             parts = [{"type": kind, "text": text} for text in texts]
             return {**body, name: [*messages[:at], {**message, "content": parts}, *messages[at + 1 :]]}
     return body
+
+
+def in_full(route: str, body: Mapping[str, Any], plan: ContextPlan) -> Mapping[str, Any]:
+    """Return the body with the plan's blocks in full in place of the notes that refer to them.
+
+    Only the newest place of a note is changed: earlier messages are history.
+    """
+    referenced = [planned for planned in plan.blocks if planned.reference is not None]
+    texts = [planned._replace(reference=None).render() for planned in referenced]
+    notes = [(planned.text, text) for planned, text in zip(referenced, texts, strict=True)]
+    if len(referenced) > 1:
+        labels = [planned.label for planned in referenced]
+        notes.insert(0, (referenced[0].templates.location_annotation(labels), "\n\n".join(texts)))
+    name = _PROMPTS.get(route, "messages")
+    given = body.get(name)
+    for note, text in notes:
+        changed = _replaced(given, note, text)
+        given = given if changed is None else changed
+    return {**body, name: given}
+
+
+def _replaced(value: object, old: str, new: str) -> Any:
+    """Return a value with its last `old` replaced; None if it has none."""
+    if isinstance(value, str):
+        before, found, behind = value.rpartition(old)
+        return f"{before}{new}{behind}" if found else None
+    if isinstance(value, list):
+        places: Any = range(len(value) - 1, -1, -1)
+    elif isinstance(value, dict):
+        places = [name for name in ("output", "content", "text") if name in value]
+    else:
+        return None
+    for place in places:
+        if (changed := _replaced(value[place], old, new)) is not None:
+            copy = value.copy()
+            copy[place] = changed
+            return copy
+    return None
 
 
 def _block_ends(prompt: str, plan: ContextPlan) -> list[int] | None:

@@ -1,7 +1,7 @@
 """Histories that a server keeps: which turn a request continues, and under which id its own turn is kept. No I/O.
 
-OpenAI's Responses, and those of vLLM and SGLang, put the stored items behind `previous_response_id` in front of the
-input. SGLang's sessions do the same with the tokens of the request that `session_params` names.
+OpenAI's Responses, and those of vLLM and SGLang, put the items stored up to `previous_response_id` in front of the
+input.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ class ServerHistory(NamedTuple):
     """True if the prompt holds all that was kept up to that turn, and nothing else."""
     is_kept: bool
     """True if the server is asked to keep this turn, under the id of its answer, for requests that continue it."""
+    conversation: str | None = None
+    """Id of the conversation whose items it adds. Others may change them, so the history is not whole."""
 
 
 def server_history(route: str, body: Mapping[str, Any]) -> ServerHistory | None:
@@ -36,8 +38,15 @@ def server_history(route: str, body: Mapping[str, Any]) -> ServerHistory | None:
         after = body.get("previous_response_id")
         is_whole = not (hides_text(body, after_response=True) or is_cut_elsewhere(body))
         is_kept = is_whole and body.get("store") is not False and not body.get("background")
-        return ServerHistory(after if isinstance(after, str) else None, is_whole, is_kept)
-    return None
+        name = _id_of(body.get("conversation"))
+        return ServerHistory(after if isinstance(after, str) else None, is_whole, is_kept, name)
+    # SGLang's chat completions take the field of its sessions and ignore it.
+    return None if body.get("session_params") is None else ServerHistory(None, is_whole=False, is_kept=False)
+
+
+def _id_of(conversation: object) -> str | None:
+    name = conversation.get("id") if isinstance(conversation, Mapping) else conversation
+    return name if isinstance(name, str) else None
 
 
 def kept_body(body: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -60,7 +69,9 @@ def kept_turn(history: ServerHistory, answer: Mapping[str, Any] | None) -> str |
     """
     if not history.is_kept or answer is None or answer.get("status") != "completed":
         return None
-    if answer.get("store") is False or answer.get("background") or answer.get("conversation") is not None:
+    if answer.get("store") is False or answer.get("background"):
+        return None
+    if _id_of(answer.get("conversation")) != history.conversation:  # vLLM ignores the field
         return None
     if answer.get("truncation") not in (None, "disabled"):
         return None

@@ -130,6 +130,7 @@ class RecordingPlanner(ContextPlanner):
     def __init__(self, **options: Any) -> None:
         super().__init__(salt_key=b"secret", **options)
         self.outcomes: list[tuple[str, str, EngineReport | None]] = []
+        self.turns: list[str | None] = []
 
     def commit(
         self,
@@ -140,6 +141,7 @@ class RecordingPlanner(ContextPlanner):
         turn_id: str | None = None,
     ) -> bool:
         self.outcomes.append((plan.id, "commit", report))
+        self.turns.append(turn_id)
         return super().commit(plan, cached_tokens, report=report, turn_id=turn_id)
 
     async def acommit(
@@ -151,6 +153,7 @@ class RecordingPlanner(ContextPlanner):
         turn_id: str | None = None,
     ) -> bool:
         self.outcomes.append((plan.id, "commit", report))
+        self.turns.append(turn_id)
         await asyncio.sleep(0)
         return await super().acommit(plan, cached_tokens, report=report, turn_id=turn_id)
 

@@ -47,7 +47,14 @@ def test_request_continues_the_response_that_it_names() -> None:
 def test_history_is_whole_and_kept_unless_the_request_says_otherwise(
     fields: dict[str, Any], is_whole: bool, is_kept: bool
 ) -> None:
-    assert server_history("responses", {**BODY, **fields}) == ServerHistory("resp_1", is_whole, is_kept)
+    history = server_history("responses", {**BODY, **fields})
+    name = "conv_1" if fields.get("conversation") else None
+    assert history == ServerHistory("resp_1", is_whole, is_kept, name)
+
+
+def test_session_of_chat_completions_is_no_history() -> None:
+    body = {"messages": [], "session_params": {"id": "s", "rid": "r"}}
+    assert server_history("chat", body) == ServerHistory(None, is_whole=False, is_kept=False)
 
 
 @pytest.mark.parametrize("after", [None, 7, ["resp_1"], {}])
@@ -70,6 +77,7 @@ def test_anything_but_a_name_continues_nothing(after: object) -> None:
         ({"background": True}, None),
         ({"truncation": "auto"}, None),
         ({"conversation": {"id": "conv_1"}}, None),
+        ({"conversation": {}}, "resp_2"),
         ({"previous_response_id": "resp_0"}, None),
         ({"previous_response_id": None}, None),
         ({"output": [{"type": "compaction", "encrypted_content": "x"}]}, None),
@@ -85,6 +93,12 @@ def test_turn_is_kept_under_the_id_of_a_completed_answer(fields: dict[str, Any],
     assert kept_turn(history, {**ANSWER, **fields}) == turn
     assert kept_turn(history._replace(is_kept=False), {**ANSWER, **fields}) is None
     assert kept_turn(history, None) is None
+
+
+def test_turn_in_a_conversation_needs_the_servers_word() -> None:
+    history = ServerHistory("resp_1", is_whole=True, is_kept=True, conversation="conv_1")
+    assert kept_turn(history, ANSWER) is None
+    assert kept_turn(history, {**ANSWER, "conversation": {"id": "conv_1"}}) == "resp_2"
 
 
 def test_engine_may_leave_out_of_its_answer_what_it_was_asked() -> None:
