@@ -87,13 +87,18 @@ class Echoes:
         references: The references of the prompt, in the default wording, and the text that each stands for.
     """
 
-    def __init__(self, references: Mapping[str, str]) -> None:
+    def __init__(self, references: Mapping[str, str | None]) -> None:
         self._texts: dict[str, str | None] = dict(references)
-        """None for a reference that stood for several texts."""
+        """None for a reference that stood for several texts, or for one that is not known."""
         self._written: dict[TextForm, _WrittenReferences] = {}
 
-    def add(self, references: Mapping[str, str]) -> None:
-        """Add references of the same prompt."""
+    @property
+    def texts(self) -> Mapping[str, str | None]:
+        """The references and their texts; None for one that stood for several."""
+        return self._texts
+
+    def add(self, references: Mapping[str, str | None]) -> None:
+        """Add references of the same prompt; None for one whose text is not known."""
         for reference, text in references.items():
             if self._texts.setdefault(reference, text) != text:
                 self._texts[reference] = None

@@ -143,7 +143,8 @@ def rewrite(
             results.append(RepeatedResult(event.text, None))
     history = None
     if earlier is not None and not has_hidden_items(body.get("input")):
-        history = earlier.extended(seen, prompt.references)
+        fits = all(_size(result.text) <= MAX_TEXT_BYTES for result in results if result.reference is not None)
+        history = earlier.extended(seen, prompt.references) if fits else None
         history = history.unnamed() if history is not None and is_cut else history
     if after_response and history is None:  # calls that look like these may be hidden
         return Rewritten(body)

@@ -27,8 +27,8 @@ _MAX_EVENTS = 512
 """Calls and results of one history; the bound of its size, with that of a call's text."""
 _KEPT_EVENTS = _MAX_EVENTS * 7 // 8
 """Events that are kept when there are too many, so that few requests have to choose."""
-MAX_REFERENCES = 256
-MAX_TEXT_BYTES = 1 << 20
+MAX_REFERENCES = 64
+MAX_TEXT_BYTES = 256 << 10
 """UTF-8 bytes of a text that references in a server's history may stand for: it is kept as long as they are."""
 _MAX_ID_CHARACTERS = 64
 _MAX_DECODED_BYTES = 1 << 20

@@ -305,6 +305,16 @@ class ServeOptions:
         Path | None, Option(metavar="FILE", help="Append each request to this file, with its texts, for the doctor.")
     ] = None
     quote: Annotated[bool, Option("--quote", help="Show session ids on the page.")] = False
+    records: Annotated[
+        str | None,
+        Option(
+            metavar="URL",
+            envvar="WARMPREFIX_RECORDS",
+            show_default=False,
+            help="Redis or Valkey server for what is known of responses that upstreams keep, as redis://host:6379; "
+            "this process without one.",
+        ),
+    ] = None
 
 
 @_command("serve")
@@ -333,6 +343,7 @@ def _serve(options: ServeOptions) -> int | None:
             profile=options.profile,
             record=options.record,
             quote=options.quote,
+            records=options.records,
         )
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error

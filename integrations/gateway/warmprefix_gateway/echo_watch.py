@@ -51,7 +51,7 @@ class EchoedAnswer:
     that begins like events is a stream, whatever it is called.
     """
 
-    def __init__(self, reader: ReadAnswer, echoes: Echoes, handling: EchoHandling) -> None:
+    def __init__(self, reader: ReadAnswer, echoes: Echoes, handling: EchoHandling, are_lost: bool = False) -> None:
         self.streams = isinstance(reader, StreamedAnswer)
         """True for an answer of server-sent events."""
         self.restored = 0
@@ -63,6 +63,8 @@ class EchoedAnswer:
         self._reader = reader
         self._echoes = echoes
         self._handling = handling
+        self._are_lost = are_lost
+        """True if the text of a reference is gone: then one that cannot be restored ends the answer."""
         self._events = EventSplitter()
         self._calls: dict[_Key, _OpenCall] = {}
         self._streamed: set[_Key] = set()
@@ -86,6 +88,8 @@ class EchoedAnswer:
     @property
     def refused(self) -> bool:
         """True if the client must get an error in place of the answer."""
+        if self._are_lost and (self.unresolved > 0 or self.unwatched):
+            return True
         return self._handling == "refuse" and (self.restored > 0 or self.unwatched)
 
     @property

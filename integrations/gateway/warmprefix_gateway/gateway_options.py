@@ -100,6 +100,9 @@ class GatewayOptions:
     """File to which each request is appended as it was sent, with its texts and its usage."""
     quote: bool = False
     """Show session ids on the page."""
+    records: str | None = field(default=None, repr=False)
+    """URL of a Redis or Valkey server for what is known of the responses that upstreams keep, as for `RedisSeenStore`;
+    None for this process. Gateways share it if they have the same salt key and addresses of upstreams."""
 
     def __post_init__(self) -> None:
         check_addresses(self.upstreams)
@@ -121,6 +124,8 @@ class GatewayOptions:
             raise ValueError(
                 f"fields must be among {', '.join(sorted(CLOSED_FIELDS))}, got {', '.join(sorted(unknown))}"
             )
+        if self.records is not None and not self.salt_key:
+            raise ValueError("records in Redis are sealed with the salt key: give one")
         as_profile(self.profile)
         as_templates(self.reorder)
 

@@ -16,6 +16,8 @@ except ImportError as exc:
 
 __all__ = [
     "OF_ENGINES",
+    "ClientAnswer",
+    "RawHeaders",
     "Send",
     "answer_headers",
     "error_body",
@@ -92,6 +94,46 @@ def has_repeated(raw: RawHeaders, names: Collection[str]) -> bool:
     """Return True if one of these headers is there twice, so that two servers could read another one each."""
     found = [name.lower().decode("latin-1") for name, _ in raw]
     return any(found.count(name) > 1 for name in names)
+
+
+class ClientAnswer:
+    """The answer to the client, which begins with its first byte at the latest.
+
+    Args:
+        send: Sends a message to the client.
+        status: Of the answer.
+        headers: Of the answer.
+        holds: Let each piece wait for the next one, so that the client has the whole answer only after `finish`.
+    """
+
+    def __init__(self, send: Send, status: int, headers: list[tuple[bytes, bytes]], *, holds: bool = False) -> None:
+        self._send = send
+        self._begin = {"type": "http.response.start", "status": status, "headers": headers}
+        self._holds = holds
+        self._held = b""
+        self.has_started = False
+
+    async def start(self) -> None:
+        if not self.has_started:
+            self.has_started = True
+            await self._send(self._begin)
+
+    async def send(self, data: bytes) -> None:
+        if self._holds:
+            data, self._held = self._held, data
+        if data:
+            await self.start()
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def finish(self, rest: bytes) -> None:
+        await self.start()
+        await self._send({"type": "http.response.body", "body": self._held + rest, "more_body": False})
+
+    async def break_off(self, rest: bytes) -> None:
+        """Send what there is; the answer stays without its end."""
+        self._holds, held = False, self._held
+        await self.start()
+        await self.send(held + rest)
 
 
 # -- answers of the gateway itself

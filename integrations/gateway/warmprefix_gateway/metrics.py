@@ -30,6 +30,9 @@ class GatewayMetrics:
         self.references = self._counter("references", "Tool results sent as a reference.")
         self.saved_tokens = self._counter("saved_tokens", "Tokens that these references save, estimated.")
         self.echoes = self._counter("echoes", "References that models copied into tool calls, by outcome.", "outcome")
+        self.histories = self._counter(
+            "server_histories", "Responses that upstreams keep, by what became of their record.", "outcome"
+        )
         self.marked = self._counter("marked_requests", "Requests that got cache marks.")
         self.contexts = self._counter("contexts", "Contexts found, by what became of their order.", "order")
         self.upstream_errors = self._counter("upstream_errors", "Failures of upstreams, by reason.", "reason")

@@ -7,26 +7,29 @@ import logging
 import secrets
 import time
 from codecs import BOM_UTF8
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from typing import Any, get_args
 
 from warmprefix.errors import MissingExtraError
 from warmprefix.residency import EngineReport
 from warmprefix_gateway.echo_watch import EchoedAnswer
 from warmprefix_gateway.gateway_options import GatewayOptions, References
+from warmprefix_gateway.http_messages import OF_ENGINES, RawHeaders, is_messages, upstream_headers
 from warmprefix_gateway.ledger import Ledger
 from warmprefix_gateway.metrics import GatewayMetrics
 from warmprefix_gateway.outgoing import AskedPrompt, Rules, outgoing, with_tenant_salt
 from warmprefix_gateway.recording import BodyRecorder, RecordedExchange
 from warmprefix_gateway.reordering import Outcome, Reordered, Reorderer, as_templates
 from warmprefix_gateway.routes import Routes
+from warmprefix_gateway.server_histories import ServerHistories
 from warmprefix_gateway.sessions import PromptParts, prompt_parts, session_name
 from warmprefix_gateway.shares import AbandonedWorkError, Preparation, Shares
 from warmprefix_gateway.tenant_bodies import BodyRefusedError, check_parts, check_type, read_strictly, refuse_fields
 from warmprefix_gateway.tenant_keys import Access, TenantKeys
+from warmprefix_gateway.turn_records import FoundTurn
 from warmprefix_gateway.upstreams import Upstreams
 from warmprefix_openai import AnswerFacts
-from warmprefix_requests import FieldRefusals, OutgoingRequest, prepared, read_call
+from warmprefix_requests import FieldRefusals, OutgoingRequest, StoredHistory, prepared, read_call
 from warmprefix_requests.marks import CacheMarker
 
 try:
@@ -81,6 +84,7 @@ class Office:
         """Requests at one time."""
         self.buffers = Shares(options.bounds.max_buffered_bytes, tenants)
         """Bytes of all bodies that are held now."""
+        self.histories = ServerHistories(options, self.metrics, self.fail)
         self._preparing = Preparation()
         self._client: aiohttp.ClientSession | None = None
         self._is_warned = False
@@ -106,6 +110,7 @@ class Office:
         await self.upstreams.stop()
         if self._client is not None:
             await self._client.close()
+        await self.histories.close()
         self._preparing.close()
         if self._recorder is not None:
             await asyncio.to_thread(self._recorder.close)
@@ -126,6 +131,25 @@ class Office:
         """True if the client's key is not for the upstream."""
         return self.access.has_keys or self.options.upstream_key is not None
 
+    def upstream_headers(
+        self, raw: RawHeaders, path: str, tenant: str | None, left_out: Collection[str]
+    ) -> MutableMapping[str, str]:
+        """Return a client's headers for an upstream, with its key if there is one, and without `left_out`.
+
+        Raises:
+            ValueError: A value has a control character.
+        """
+        hidden = {*left_out, *(OF_ENGINES if tenant is not None else ())}
+        if self.options.tenant_header is not None:
+            hidden.add(self.options.tenant_header.lower())
+        if self.hides_keys:
+            hidden |= {"authorization", "x-api-key"}
+        headers = upstream_headers(raw, hidden)
+        if (key := self.options.upstream_key) is not None:
+            name, value = ("x-api-key", key) if is_messages(path) else ("Authorization", f"Bearer {key}")
+            headers[name] = value
+        return headers
+
     async def ask(
         self, content: bytes, path: str, headers: Mapping[str, str], tenant: str | None
     ) -> AskedPrompt | None:
@@ -138,11 +162,20 @@ class Office:
         """
         began = time.perf_counter()
         found: _Prepared | None = None
+        before: FoundTurn | None = None
+        read: OutgoingRequest | None = None
         try:
+            if path.rstrip("/").endswith("/responses") and b'"previous_response_id"' in content:
+                read = await self._preparing.run(
+                    tenant, len(content), lambda _: self._read(content, path, headers, tenant, continues=True)
+                )
+                before = None if read is None else await self.histories.before(read, tenant)
             found = await self._preparing.run(
                 tenant,
                 len(content),
-                lambda check: self._prepare(content, path, headers, tenant, check),
+                lambda check: self._prepare(
+                    read or self._read(content, path, headers, tenant), before, headers, tenant, check
+                ),
                 self._drop,
             )
             if found is None and tenant is not None:
@@ -150,7 +183,7 @@ class Office:
             if found is None:
                 return None
             call, parts, sent, reordered = found
-            name = session_name(headers, call.body)
+            name = session_name(headers, call.body) or (None if before is None else before.turn.session)
             session = self.ledger.sessions.find(tenant, name, parts)
             session.application = session.application or _application(headers)
             if reordered is not None and reordered.outcome is not None:
@@ -165,23 +198,28 @@ class Office:
             self.fail("a request passes as it came, because it could not be prepared", error)
             return None
         self.metrics.added_seconds.observe(time.perf_counter() - began)
-        return AskedPrompt(call, session, parts, sent, reordered)
+        return AskedPrompt(call, session, parts, sent, reordered, before)
+
+    def _read(
+        self, content: bytes, path: str, headers: Mapping[str, str], tenant: str | None, *, continues: bool = False
+    ) -> OutgoingRequest | None:
+        """Return a request with a prompt; of a tenant's, the response that it continues must be looked up then."""
+        body: dict[str, Any] | None = None
+        if tenant is not None:
+            content = content.removeprefix(BOM_UTF8)
+            body = self._tenants_body(content, headers, ("previous_response_id",) if continues else ())
+        else:
+            check_parts(content)
+        return read_call("POST", path, headers, content, body)
 
     def _prepare(
         self,
-        content: bytes,
-        path: str,
+        call: OutgoingRequest | None,
+        before: FoundTurn | None,
         headers: Mapping[str, str],
         tenant: str | None,
         check: Callable[[], None],
     ) -> _Prepared | None:
-        body: dict[str, Any] | None = None
-        if tenant is not None:
-            content = content.removeprefix(BOM_UTF8)
-            body = self._tenants_body(content, headers)
-        else:
-            check_parts(content)
-        call = read_call("POST", path, headers, content, body)
         if call is None:
             return None
         parts = prompt_parts(call.route, call.body)
@@ -191,8 +229,13 @@ class Office:
             rules = rules._replace(references=_LEVELS[level])
         if headers.get(ORDER_HEADER) == "keep":
             rules = rules._replace(order_locked=True)
+        earlier = None if before is None else before.turn.history
+        if call.route == "responses" and call.body.get("previous_response_id") is None:
+            earlier = StoredHistory()
         try:
-            sent, reordered = outgoing(call, rules, tenant=tenant, salt_key=self._salt_key, check=check)
+            sent, reordered = outgoing(
+                call, rules, tenant=tenant, salt_key=self._salt_key, check=check, earlier=earlier
+            )
         except (BodyRefusedError, AbandonedWorkError):
             raise
         except Exception as error:
@@ -205,10 +248,10 @@ class Office:
         if found is not None and self._reorderer is not None:
             self._reorderer.abandon(found[3])
 
-    def _tenants_body(self, content: bytes, headers: Mapping[str, str]) -> dict[str, Any]:
+    def _tenants_body(self, content: bytes, headers: Mapping[str, str], checked: Sequence[str] = ()) -> dict[str, Any]:
         check_type(headers)
         body = read_strictly(content)
-        refuse_fields(body, self.options.allow_fields)
+        refuse_fields(body, (*self.options.allow_fields, *checked))
         return body
 
     async def salted_embedding(self, content: bytes, headers: Mapping[str, str], tenant: str) -> bytes:

@@ -13,7 +13,16 @@ from warmprefix_gateway.gateway_options import References
 from warmprefix_gateway.reordering import Reordered, Reorderer
 from warmprefix_gateway.sessions import PromptParts, Session
 from warmprefix_gateway.tenant_bodies import BodyRefusedError
-from warmprefix_requests import OutgoingRequest, Processor, prepared, with_marks, with_references, with_usage
+from warmprefix_gateway.turn_records import FoundTurn
+from warmprefix_requests import (
+    OutgoingRequest,
+    Processor,
+    StoredHistory,
+    prepared,
+    with_marks,
+    with_references,
+    with_usage,
+)
 from warmprefix_requests.marks import CacheMarker
 from warmprefix_requests.splicing import survives
 
@@ -40,6 +49,18 @@ class AskedPrompt(NamedTuple):
     parts: PromptParts
     sent: OutgoingRequest
     reordered: Reordered | None
+    found: FoundTurn | None = None
+    """The response that it continues, if that is known."""
+
+    @property
+    def may_be_kept(self) -> bool:
+        """True if the upstream may keep the response."""
+        return self.call.route == "responses" and self.call.body.get("store") is not False
+
+    @property
+    def upstream(self) -> str | None:
+        """The only upstream that can answer; None if each one can."""
+        return None if self.found is None else self.found.turn.upstream
 
 
 def outgoing(
@@ -49,8 +70,11 @@ def outgoing(
     tenant: str | None,
     salt_key: bytes,
     check: Callable[[], object] | None = None,
+    earlier: StoredHistory | None = None,
 ) -> tuple[OutgoingRequest, Reordered | None]:
     """Return what to send for a call. O(bytes). `check` is called on the way; what it raises ends the work.
+
+    `earlier` is the history that its upstream keeps, as for `warmprefix_requests.rewrite`.
 
     The client's own bytes stay where nothing is rewritten. Of what is added, the usage and the marks are optional; a
     tenant's salt is not.
@@ -60,7 +84,7 @@ def outgoing(
     """
     processors: list[Processor] = []
     if rules.references != "off":
-        processors.append(with_references(rules.keep_tools, check))
+        processors.append(with_references(rules.keep_tools, check, earlier))
     if tenant is not None and rules.profile.isolation is not None:
         processors.append(with_tenant_salt(rules.profile.isolation, tenant, salt_key))
     optional: dict[str, Processor] = {"stream_options": with_usage}

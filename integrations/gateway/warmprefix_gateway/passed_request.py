@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, MutableMapping
+from collections.abc import AsyncIterator, Mapping, MutableMapping
 from typing import Any
 
 from warmprefix.errors import MissingExtraError, NoAgentError
@@ -11,13 +11,11 @@ from warmprefix_gateway.body_encodings import ReadAnswer, reader_of
 from warmprefix_gateway.echo_watch import EchoedAnswer
 from warmprefix_gateway.gateway_options import EchoHandling
 from warmprefix_gateway.http_messages import (
-    OF_ENGINES,
+    ClientAnswer,
     Send,
     answer_headers,
     error_body,
-    is_messages,
     reply,
-    upstream_headers,
 )
 from warmprefix_gateway.office import Office
 from warmprefix_gateway.outgoing import AskedPrompt
@@ -26,7 +24,7 @@ from warmprefix_gateway.routes import RouteKind
 from warmprefix_gateway.tenant_bodies import BodyRefusedError
 from warmprefix_gateway.upstreams import FirstByteTimer, reason_of
 from warmprefix_openai import AnswerFacts, StreamedAnswer, is_stream
-from warmprefix_requests import OutgoingRequest
+from warmprefix_requests import Echoes, OutgoingRequest
 from warmprefix_requests.refusals import REFUSALS
 from warmprefix_routing import Route
 
@@ -109,11 +107,11 @@ class PassedRequest:
         if kind is None:
             await self._fail(404, "route", "this route is not open; the gateway's operator can allow it")
             return
-        if kind == "other":
-            await self._body.until_client_leaves(self._pass_on())
-            return
         has_left = False
         try:
+            if kind == "other":
+                await self._body.until_client_leaves(self._pass_on())
+                return
             content, plain = await self._read_body()
             if kind == "embedding":
                 sent = await self._office.salted_embedding(plain, self._headers, self._tenant or "")
@@ -206,7 +204,11 @@ class PassedRequest:
         elif content is None:
             async for _ in self._body.pieces():
                 pass
-        base = self._office.upstreams.any_base() if content is None else await self._choose(len(content))
+        if content is None:
+            keeper = await self._office.histories.upstream_of(self._tenant, self._scope["method"], self._path)
+            base = keeper or self._office.upstreams.any_base()
+        else:
+            base = await self._choose(len(content))
         try:
             await self._ask(base, data, None)
         except _NoAnswerError as error:
@@ -234,7 +236,7 @@ class PassedRequest:
                 if error.reason == "connection":
                     upstreams.failed(base, reason_of(error.__cause__ or error))
                 self._tried.add(base)
-                if error.status != 502 or not upstreams.others(self._tried):
+                if error.status != 502 or self._only or not upstreams.others(self._tried):
                     await self._fail(error.status, "upstreams", _MESSAGES[error.status])
                     return
                 self._metrics.retries.labels("upstream").inc()
@@ -243,21 +245,26 @@ class PassedRequest:
         """Return an upstream that was not tried and keeps tenants apart; raise an error without one."""
         upstreams, asked, shared = self._office.upstreams, self._asked, set[str]()
         route = "embeddings" if asked is None else asked.call.route
-        while not self._tried or upstreams.others(self._tried):
+        while not self._tried or (not self._only and upstreams.others(self._tried)):
             if asked is None or self._tried:  # the router would choose a busy upstream again
                 base = upstreams.any_base(self._tried)
             else:
-                self._route = upstreams.route(asked.session, asked.parts, size // 4)
+                self._route = upstreams.route(asked.session, asked.parts, size // 4, self._only)
                 base = self._route.replica
             if await self._office.separates(base, self._tenant, route):
                 return base
             self._abandon()
             self._tried.add(base)
             shared.add(base)
-        if shared == upstreams.states.keys():
+        if shared and (self._only or shared == upstreams.states.keys()):
             hint = "; use chat completions" if route in ("messages", "responses") else ""
             raise BodyRefusedError(400, "salt", _SHARED + hint)
         raise NoAgentError
+
+    @property
+    def _only(self) -> str | None:
+        """The only upstream that can answer, as it keeps what the request continues."""
+        return None if self._asked is None else self._asked.upstream
 
     def _abandon(self) -> None:
         if self._route is not None:
@@ -329,7 +336,12 @@ class PassedRequest:
             self._sent = data
         url = upstreams.target(base, self._raw_path, scope["query_string"])
         try:
-            headers = self._upstream_headers(isinstance(data, bytes) and data is not self._unread)
+            left_out = {"content-length"} if self._body.is_read else set()  # it may have changed
+            if isinstance(data, bytes) and data is not self._unread:
+                left_out.add("content-encoding")  # the body goes out plain
+            headers = self._office.upstream_headers(scope["headers"], self._path, self._tenant, left_out)
+            if self._asked is not None:
+                headers["Accept-Encoding"] = "identity"  # so that the usage can be read, and hidden
         except ValueError as error:
             raise _NoAnswerError("headers", 400) from error
         with upstreams.states[base].asked():
@@ -343,30 +355,11 @@ class PassedRequest:
                 is_unavailable = answer.status in _UNAVAILABLE and self._asked is not None
                 if retries and answer.status in REFUSALS:
                     await answer.read()
-                elif is_unavailable and upstreams.others({base, *self._tried}):
+                elif is_unavailable and not self._only and upstreams.others({base, *self._tried}):
                     raise _NoAnswerError("unavailable")
                 else:
                     await self._relay(answer, sent)
                 return answer.status
-
-    def _upstream_headers(self, is_read: bool) -> MutableMapping[str, str]:
-        options = self._office.options
-        left_out = {options.tenant_header.lower()} if options.tenant_header is not None else set()
-        if self._tenant is not None:
-            left_out |= OF_ENGINES
-        if self._office.hides_keys:
-            left_out |= {"authorization", "x-api-key"}
-        if self._body.is_read:
-            left_out.add("content-length")  # it may have changed
-        if is_read:
-            left_out.add("content-encoding")  # the body goes out plain
-        headers = upstream_headers(self._scope["headers"], left_out)
-        if (key := options.upstream_key) is not None:
-            name, value = ("x-api-key", key) if is_messages(self._path) else ("Authorization", f"Bearer {key}")
-            headers[name] = value
-        if self._asked is not None:
-            headers["Accept-Encoding"] = "identity"  # so that the usage can be read, and hidden
-        return headers
 
     async def _relay(self, answer: aiohttp.ClientResponse, sent: OutgoingRequest | None) -> None:
         """Send the answer to the client as it comes, and read the usage on the way.
@@ -378,7 +371,8 @@ class PassedRequest:
         if sent is not None and answer.status < 300:
             asked = self._asked is not None and self._asked.call.streams
             streams = is_stream(answer.headers.get("content-type", ""), asked=asked)
-            reader = _reader_of(answer, streams, sent, self._office.options.echoes)
+            texts = None if self._asked is None or self._asked.found is None else self._asked.found.texts
+            reader = _reader_of(answer, streams, sent, texts or {}, self._office.options.echoes)
         hides = isinstance(reader, StreamedAnswer) and sent is not None and sent.hides_usage
         watched = reader if isinstance(reader, EchoedAnswer) else None
         try:
@@ -388,7 +382,9 @@ class PassedRequest:
         if not 200 <= answer.status < 600:
             raise _NoAnswerError("answer")
         self.has_begun, is_first, status = True, True, answer.status
-        client = _ClientAnswer(self._send, answer.status, headers)
+        kept = None if reader is None else self._office.histories.kept_answer(self._asked, sent, self._base)
+        streams = isinstance(reader, StreamedAnswer) or (watched is not None and watched.streams)
+        client = ClientAnswer(self._send, answer.status, headers, holds=kept is not None and not streams)
         if watched is None or watched.streams:
             await client.start()
         if reader is not None:
@@ -398,12 +394,15 @@ class PassedRequest:
                 if is_first:
                     self._timer.arrive()
                 data = chunk if reader is None else self._read(reader, chunk)
-                if data:
-                    await client.send(data)
+                if kept is not None and reader is not None:
+                    await kept.record(reader.facts)  # before the client has all of it, and can continue it
+                await client.send(data)
                 if is_first:
                     is_first = False
                     self._note_first_byte(answer.status)
             rest = b"" if reader is None else reader.finish()
+            if kept is not None and reader is not None:
+                await kept.record(reader.facts)
             self._is_whole = True
             self._body.release()  # the client's next request may come before this one has ended
             if watched is not None and watched.refused and not client.has_started:
@@ -411,11 +410,9 @@ class PassedRequest:
                 status = 502
                 await reply(self._send, status, b"application/json", error_body(self._path, status, watched.refusal))
             else:
-                await client.send(rest, more=False)
+                await client.finish(rest)
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError):
-            if watched is not None and (held := watched.held()):
-                await client.send(held)
-            await client.start()
+            await client.break_off(b"" if watched is None else watched.held())
             raise
         finally:
             if watched is not None:
@@ -460,27 +457,17 @@ class PassedRequest:
             self._office.fail("an answer could not be recorded", error)
 
 
-class _ClientAnswer:
-    """The answer to the client, which begins with its first byte at the latest."""
-
-    def __init__(self, send: Send, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        self._send = send
-        self._begin = {"type": "http.response.start", "status": status, "headers": headers}
-        self.has_started = False
-
-    async def start(self) -> None:
-        if not self.has_started:
-            self.has_started = True
-            await self._send(self._begin)
-
-    async def send(self, data: bytes, *, more: bool = True) -> None:
-        await self.start()
-        await self._send({"type": "http.response.body", "body": data, "more_body": more})
-
-
 def _reader_of(
-    answer: aiohttp.ClientResponse, streams: bool, sent: OutgoingRequest, handling: EchoHandling
+    answer: aiohttp.ClientResponse,
+    streams: bool,
+    sent: OutgoingRequest,
+    earlier: Mapping[str, str | None],
+    handling: EchoHandling,
 ) -> _AnswerReader:
+    """Return the reader of an answer; `earlier` has references in the history that the upstream keeps."""
     reader = reader_of(answer.headers.get("content-encoding", ""), streams, hide_usage=sent.hides_usage)
-    echoes = None if sent.rewritten is None else sent.rewritten.echoes
-    return EchoedAnswer(reader, echoes, handling) if echoes and handling != "pass" else reader
+    echoes = Echoes(earlier)
+    if sent.rewritten is not None:
+        echoes.add(sent.rewritten.echoes.texts)
+    are_lost = None in earlier.values()
+    return EchoedAnswer(reader, echoes, handling, are_lost) if echoes and handling != "pass" else reader

@@ -8,7 +8,15 @@ from typing import Any
 
 from warmprefix_requests.splicing import distinct, refuse_constant
 
-__all__ = ["CLOSED_FIELDS", "BodyRefusedError", "check_parts", "check_type", "read_strictly", "refuse_fields"]
+__all__ = [
+    "CLOSED_FIELDS",
+    "BodyRefusedError",
+    "check_parts",
+    "check_type",
+    "read_strictly",
+    "refuse_fields",
+    "refused_response_id",
+]
 
 _MAX_PARTS = 2_000_000
 """The parser of JSON stops all threads: for half a second with this number, for five seconds with 64 MiB of lists."""
@@ -125,6 +133,11 @@ def refuse_fields(body: Mapping[str, Any], allowed: Collection[str]) -> None:
                 raise _refused(name, why)
         if part.get("type") == "item_reference" and "item_reference" not in allowed:
             raise _refused("item_reference", "continues what the API has stored")
+
+
+def refused_response_id() -> BodyRefusedError:
+    """Return the refusal of a response id that is not known to be the tenant's own."""
+    return _refused("previous_response_id", _FIELDS["previous_response_id"])
 
 
 def _refused(name: str, why: str) -> BodyRefusedError:

@@ -70,16 +70,20 @@ class Upstreams:
         """Return True if an upstream answers that was not tried."""
         return any(state.answers and base not in tried for base, state in self.states.items())
 
-    def route(self, session: Session, parts: PromptParts, tokens: int) -> Route:
-        """Choose the upstream of a request with a prompt.
+    def route(self, session: Session, parts: PromptParts, tokens: int, only: str | None = None) -> Route:
+        """Choose the upstream of a request with a prompt, unless `only` one can answer.
 
         Raises:
-            NoAgentError: No upstream answers.
+            NoAgentError: No upstream answers, or not that one.
         """
         head = max(parts.characters[parts.begin - 1] // 4, 1)
         blocks = [ContextBlock(parts.head, id=parts.head, tokens=head)] if not session.prompts else []
         return self._router.route(
-            blocks, tenant=session.tenant, conversation=session.key, prompt_tokens=max(tokens, head)
+            blocks,
+            tenant=session.tenant,
+            conversation=session.key,
+            prompt_tokens=max(tokens, head),
+            replicas=None if only is None else [only],
         )
 
     def any_base(self, tried: Collection[str] = ()) -> str:
