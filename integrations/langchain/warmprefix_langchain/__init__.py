@@ -11,6 +11,7 @@ except ImportError as error:
 
 from warmprefix_langchain.chain_step import context_prompt, context_reuse
 from warmprefix_langchain.compressor import ContextReuseCompressor
+from warmprefix_langchain.conversations import thread_conversation
 from warmprefix_langchain.document_retriever import ContextReuseRetriever
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ __all__ = [
     "ContextReuseRetriever",
     "context_prompt",
     "context_reuse",
+    "thread_conversation",
 ]
 
 

@@ -17,9 +17,10 @@ from langchain_core.prompts import (
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableSerializable
 from pydantic import ConfigDict
 
-from warmprefix import ContextPlanner
+from warmprefix import Branch, ContextPlanner
 from warmprefix.annotate import Annotate
 from warmprefix.plan import Placement
+from warmprefix_langchain.conversations import ConversationRule
 from warmprefix_langchain.document_labels import NOTE_KEY, ShownIn
 from warmprefix_langchain.plugin_options import ContextReuseOptions
 from warmprefix_requests.neighbours import PinRule
@@ -33,6 +34,7 @@ def context_reuse(
     planner: ContextPlanner | None = None,
     *,
     placement: Placement = "head",
+    conversation: ConversationRule | Branch | str | None = None,
     annotate: Annotate = "auto",
     shown_in: ShownIn = "prompt",
     order_locked: bool = False,
@@ -61,6 +63,8 @@ def context_reuse(
         planner: By default this step creates its own. One planner for the whole application reuses most.
         placement: `"head"` if each turn builds the prompt again. `"tail"` if the documents are appended to a history
             that keeps them: documents that the messages under `history_key` show become references.
+        conversation: What the prompt continues, if there are no messages under `history_key`: `thread_conversation`, or
+            another value of `ContextReuseOptions.conversation`.
         annotate, shown_in, order_locked, pinned: See `ContextReuseOptions`, as for `tenant`, `model` and `preamble`.
         tenant: Tenant of the documents; if None, the config may name one.
         model: Model that the prompt is for.
@@ -71,6 +75,7 @@ def context_reuse(
     options: dict[str, Any] = {} if planner is None else {"planner": planner}
     return _ContextReuseStep(
         placement=placement,
+        conversation=conversation,
         annotate=annotate,
         shown_in=shown_in,
         order_locked=order_locked,
@@ -101,15 +106,13 @@ class _ContextReuseStep(ContextReuseOptions, RunnableSerializable[StepInput, dic
         self, given: StepInput, run_manager: CallbackManagerForChainRun, config: RunnableConfig
     ) -> dict[str, Any]:
         documents, history = self._parts(given)
-        return self._joined(given, *self.arranged(documents, config, metadata=run_manager.metadata, history=history))
+        return self._joined(given, *self.arranged(documents, config, run_manager, history))
 
     async def _aarrange(
         self, given: StepInput, run_manager: AsyncCallbackManagerForChainRun, config: RunnableConfig
     ) -> dict[str, Any]:
         documents, history = self._parts(given)
-        return self._joined(
-            given, *await self.aarranged(documents, config, metadata=run_manager.metadata, history=history)
-        )
+        return self._joined(given, *await self.aarranged(documents, config, run_manager, history))
 
     def _parts(self, given: StepInput) -> tuple[list[Document], Any]:
         if not isinstance(given, dict):

@@ -23,8 +23,7 @@ class ContextReuseCompressor(ContextReuseOptions, BaseDocumentCompressor, BaseDo
     It works in a `ContextualCompressionRetriever` and in a `DocumentCompressorPipeline`. Put it last: a later step
     would reorder, cut or rewrite the arranged documents.
 
-    The running config's `thread_id`, `session_id` or `conversation_id` names the conversation. Outside a chain, a
-    `ContextualCompressionRetriever` passes only the config's `metadata`.
+    Outside a chain, a `ContextualCompressionRetriever` passes only the config's `metadata`.
     """
 
     mode: Literal["reuse", "long_context"] = "reuse"
@@ -34,8 +33,8 @@ class ContextReuseCompressor(ContextReuseOptions, BaseDocumentCompressor, BaseDo
 
     @model_validator(mode="after")
     def _check_placement(self) -> Self:
-        if self.placement == "tail":
-            raise ValueError("placement must be 'head', got 'tail': a compressor gets no history to refer to")
+        if self.placement == "tail" and self.conversation is None:
+            raise ValueError("placement must be 'head' without a conversation, got 'tail': compressors get no history")
         return self
 
     def compress_documents(
@@ -46,8 +45,7 @@ class ContextReuseCompressor(ContextReuseOptions, BaseDocumentCompressor, BaseDo
     ) -> Sequence[Document]:
         if self.mode == "long_context":
             return _best_at_both_ends(documents)
-        metadata = getattr(callbacks, "metadata", None)
-        return append_note(self.arranged(documents, ensure_config(), metadata=metadata), self.shown_in)
+        return append_note(self.arranged(documents, ensure_config(), callbacks), self.shown_in)
 
     async def acompress_documents(
         self,
@@ -57,8 +55,7 @@ class ContextReuseCompressor(ContextReuseOptions, BaseDocumentCompressor, BaseDo
     ) -> Sequence[Document]:
         if self.mode == "long_context":
             return _best_at_both_ends(documents)
-        metadata = getattr(callbacks, "metadata", None)
-        return append_note(await self.aarranged(documents, ensure_config(), metadata=metadata), self.shown_in)
+        return append_note(await self.aarranged(documents, ensure_config(), callbacks), self.shown_in)
 
     def transform_documents(self, documents: Sequence[Document], **kwargs: Any) -> Sequence[Document]:
         """Do the same as `compress_documents`, for pipelines that call a transformer."""

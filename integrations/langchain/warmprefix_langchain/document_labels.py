@@ -28,6 +28,8 @@ ShownIn = Literal["prompt", "content"]
 
 LABEL_KEY = "context_label"
 NOTE_KEY = "context_note"
+REFERENCE_KEY = "context_reference"
+"""Metadata key, on a document that a reference replaces in the prompt, of the document's whole text."""
 ESCAPED_KEY = "context_escaped"
 """Metadata key of True on a document whose text is escaped, because it could pass for a note."""
 TEXT_KEY = "page_content"
@@ -83,6 +85,8 @@ def arrange(documents: Sequence[Document], plan: ContextPlan, shown_in: ShownIn)
         planned, text = shown
         if is_labelled:
             copies[place] = _shown(document, LABEL_KEY, planned.label, text, shown_in)
+            if planned.reference is not None:
+                copies[place].metadata.setdefault(REFERENCE_KEY, planned.block.text)
         elif text != planned.block.text:
             copies[place] = _shown(document, ESCAPED_KEY, True, text, shown_in)
         else:
@@ -164,7 +168,10 @@ def _own_metadata(document: Document) -> dict[str, Any]:
         metadata[TEXT_KEY] = text = text.removesuffix(f"\n\n{note}")
         if text == document.page_content:
             del metadata[TEXT_KEY]
-    if isinstance(label, str) and f"[{label}]" in text:
+    if metadata.get(REFERENCE_KEY) == document.page_content:
+        for key in (REFERENCE_KEY, LABEL_KEY, TEXT_KEY):
+            metadata.pop(key, None)
+    elif isinstance(label, str) and f"[{label}]" in text:
         del metadata[LABEL_KEY]
         metadata.pop(TEXT_KEY, None)
     if metadata.get(ESCAPED_KEY) is True:

@@ -30,9 +30,10 @@ class ContextReuseRetriever(ContextReuseOptions, BaseRetriever):
     For an agent's tools, use the plain `retriever` and `ContextReuseMiddleware`.
 
     `invoke(query, history=messages)` passes the history for `placement="tail"`, in any form that LangChain takes
-    messages in. All other arguments except `k` go to `retriever` unchanged.
+    messages in; it comes before `conversation`. All other arguments except `k` go to `retriever` unchanged.
 
-    The conversation is the config's `thread_id`, `session_id` or `conversation_id`, in `configurable` or `metadata`.
+    Recorded requests name the conversation by the config's `thread_id`, `session_id` or `conversation_id`, in
+    `configurable` or `metadata`.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -64,7 +65,7 @@ class ContextReuseRetriever(ContextReuseOptions, BaseRetriever):
         k = self._limit(k)
         config: RunnableConfig = {"callbacks": run_manager.get_child()}
         found = self.retriever.invoke(query, config, **self._limit_argument(k), **kwargs)
-        arranged = self.arranged(as_list(found)[:k], ensure_config(), metadata=run_manager.metadata, history=history)
+        arranged = self.arranged(as_list(found)[:k], ensure_config(), run_manager, history)
         return append_note(arranged, self.shown_in)
 
     async def _aget_relevant_documents(
@@ -79,9 +80,7 @@ class ContextReuseRetriever(ContextReuseOptions, BaseRetriever):
         k = self._limit(k)
         config: RunnableConfig = {"callbacks": run_manager.get_child()}
         found = await self.retriever.ainvoke(query, config, **self._limit_argument(k), **kwargs)
-        arranged = await self.aarranged(
-            as_list(found)[:k], ensure_config(), metadata=run_manager.metadata, history=history
-        )
+        arranged = await self.aarranged(as_list(found)[:k], ensure_config(), run_manager, history)
         return append_note(arranged, self.shown_in)
 
     def _limit(self, k: int | None) -> int | None:

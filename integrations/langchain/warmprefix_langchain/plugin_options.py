@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from langchain_core.chat_history import BaseChatMessageHistory
 from langchain_core.documents import Document
 from langchain_core.messages import MessageLikeRepresentation, convert_to_messages
 from langchain_core.runnables import RunnableConfig
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 from typing_extensions import Self
 
-from warmprefix import ContextPlanner
+from warmprefix import Branch, ContextPlanner
 from warmprefix.annotate import Annotate, annotation_for
 from warmprefix.plan import Placement
+from warmprefix_langchain.conversations import ConversationRule, first_name, metadata_of
 from warmprefix_langchain.document_labels import PromptDocuments, ShownIn, arrange, as_blocks, as_list
+from warmprefix_langchain.run_plans import RecordedPlan, follow_runs
 from warmprefix_requests.neighbours import PinRule
 
 __all__ = ["ContextReuseOptions"]
@@ -24,16 +27,15 @@ __all__ = ["ContextReuseOptions"]
 _log = logging.getLogger("warmprefix")
 _failures = itertools.count()
 
-_CONVERSATION_KEYS = ("thread_id", "session_id", "conversation_id")
-
 
 class ContextReuseOptions(BaseModel):
     """Options for arranging documents.
 
     Arrange documents only once: a second step would read the planned order as the relevance order.
 
-    Plans are committed at once, because a retriever does not learn whether the model answered. This is safe: only
-    messages in the given history lead to references, and an order learned from a failed call costs at most a cache hit.
+    With a `conversation` that is recorded, a plan is committed once the model has answered, in the same run. All other
+    plans are committed at once: only messages that are shown lead to references, and an order learned from a failed
+    call costs at most a cache hit.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
@@ -45,9 +47,16 @@ class ContextReuseOptions(BaseModel):
     """Where the chain puts the documents.
 
     `"head"` if it builds them into each prompt again: nothing is de-duplicated. `"tail"` if it appends them to a
-    history that it keeps: documents that the history shows become references, if the call passes the history. Without
-    a history nothing is de-duplicated. Earlier retrievals are not remembered: after a call that failed, was retried or
-    was cut from the history, the model would get a reference to text that it never saw."""
+    history that it keeps: documents that the history holds become references, if the call passes the history or there
+    is a `conversation`. Without both, nothing is de-duplicated."""
+
+    conversation: ConversationRule | Branch | str | None = None
+    """With `placement="tail"`: what the prompt continues, where a call passes no history.
+
+    `thread_conversation`, or your own function of the call's config. A list of messages or a `BaseChatMessageHistory`
+    decides by itself. A `Branch` names the answer that the prompt continues: the `id` of its message, or of its stored
+    response. A str names a linear history, which has obligations for the application. None: what the prompt continues
+    is unknown, so every document is sent in full."""
 
     annotate: Annotate = "none"
     """What the prompt shows of the relevance order: the words of `ContextPlanner`.
@@ -89,6 +98,9 @@ class ContextReuseOptions(BaseModel):
     preamble: str | None = None
     """The text before the documents, or its name, if the planner serves prompts that begin differently."""
 
+    _is_distrusted: bool = PrivateAttr(default=False)
+    """True once a prompt did not hold what the conversation had shown."""
+
     @model_validator(mode="after")
     def _check_references_have_labels(self) -> Self:
         if self.placement == "tail" and self.annotate == "none":
@@ -96,6 +108,10 @@ class ContextReuseOptions(BaseModel):
                 "annotate must be 'auto', 'note', 'labels' or 'both' with placement='tail', which needs labels to "
                 "refer to, got 'none'"
             )
+        if self.conversation is not None:
+            if self.placement == "head":
+                raise ValueError("placement must be 'tail' with a conversation, got 'head'")
+            follow_runs()
         return self
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
@@ -108,19 +124,26 @@ class ContextReuseOptions(BaseModel):
         self,
         documents: Iterable[Document],
         config: RunnableConfig,
-        *,
-        metadata: Mapping[str, Any] | None = None,
+        run: object,
         history: Iterable[MessageLikeRepresentation] | None = None,
     ) -> PromptDocuments:
         """Return the documents as planned; in the given order if planning fails.
+
+        Args:
+            documents: The documents, in relevance order.
+            config: The running config.
+            run: The manager of the run, or of its children.
+            history: The messages in front of the documents.
 
         Raises:
             TypeError: `documents` is not a sequence of documents.
         """
         listed = as_list(documents)
         try:
-            options = self._plan_options(config, metadata, history)
-            with self.planner.planning(as_blocks(listed, self.shown_in, self.pinned), **options) as plan:
+            earlier = self._earlier(config, run, history)
+            if isinstance(earlier, BaseChatMessageHistory):
+                earlier = earlier.messages
+            with self._planning(listed, config, run, earlier) as plan:
                 return arrange(listed, plan, self.shown_in)
         except Exception:
             return _unarranged(listed)
@@ -129,30 +152,37 @@ class ContextReuseOptions(BaseModel):
         self,
         documents: Iterable[Document],
         config: RunnableConfig,
-        *,
-        metadata: Mapping[str, Any] | None = None,
+        run: object,
         history: Iterable[MessageLikeRepresentation] | None = None,
     ) -> PromptDocuments:
         """Do the same as `arranged`, without blocking the event loop."""
         listed = as_list(documents)
         try:
-            options = self._plan_options(config, metadata, history)
-            async with self.planner.planning(as_blocks(listed, self.shown_in, self.pinned), **options) as plan:
+            earlier = self._earlier(config, run, history)
+            if isinstance(earlier, BaseChatMessageHistory):
+                earlier = await earlier.aget_messages()
+            async with self._planning(listed, config, run, earlier) as plan:
                 return arrange(listed, plan, self.shown_in)
         except Exception:
             return _unarranged(listed)
 
-    def _plan_options(
-        self,
-        config: RunnableConfig,
-        metadata: Mapping[str, Any] | None,
-        history: Iterable[MessageLikeRepresentation] | None,
-    ) -> dict[str, Any]:
+    def _earlier(self, config: RunnableConfig, run: object, history: Iterable[MessageLikeRepresentation] | None) -> Any:
+        """Return what the prompt continues: a str or a `Branch` for a record, None if unknown, else the messages."""
+        if history is not None:
+            return [history] if isinstance(history, str) else history
+        if self._is_distrusted:
+            return None
+        if not callable(self.conversation):
+            return self.conversation
+        return self.conversation({**config, "metadata": {**metadata_of(run), **(config.get("metadata") or {})}})
+
+    def _planning(self, documents: Sequence[Document], config: RunnableConfig, run: object, earlier: Any) -> Any:
         # The config's `configurable` comes first, then its metadata, then the metadata of the run itself.
-        sources = (config.get("configurable") or {}, config.get("metadata") or {}, metadata or {})
+        sources = (config.get("configurable") or {}, config.get("metadata") or {}, metadata_of(run))
         tenant = next((str(name) for source in sources if (name := source.get("tenant")) is not None), None)
+        name = first_name(sources)
         options: dict[str, Any] = {
-            "conversation": _conversation(sources),
+            "conversation": None if name is None else str(name),
             "tenant": tenant if self.tenant is None else self.tenant,
             "model": self.model,
             "preamble": self.preamble,
@@ -160,16 +190,26 @@ class ContextReuseOptions(BaseModel):
             # Without a history the plan has head placement, but later turns refer to its labels.
             "annotate": annotation_for(self.annotate, self.placement),
         }
-        if self.placement == "tail" and history is not None:
-            messages = convert_to_messages([history] if isinstance(history, str) else history)
-            shown = [{"role": message.type, "content": message.content} for message in messages]
-            options |= {"placement": "tail", "history": shown}
-        return options
+        blocks = as_blocks(documents, self.shown_in, self.pinned)
+        if self.placement == "head" or (earlier is None and self.conversation is None):
+            return self.planner.planning(blocks, **options)
+        options["placement"] = "tail"
+        if earlier is None or isinstance(earlier, str | Branch):
+            options["conversation"] = earlier
+        else:
+            messages = convert_to_messages(earlier)
+            options["history"] = [{"role": message.type, "content": message.content} for message in messages]
+        if self.conversation is None:
+            return self.planner.planning(blocks, **options)
+        return RecordedPlan(self.planner, blocks, options, run, self._distrust)
 
-
-def _conversation(sources: Iterable[Mapping[str, Any]]) -> str | None:
-    names = (source.get(key) for source in sources for key in _CONVERSATION_KEYS)
-    return next((str(name) for name in names if name is not None and name != ""), None)
+    def _distrust(self) -> None:
+        if not self._is_distrusted:
+            self._is_distrusted = True
+            _log.warning(
+                "a prompt lacks a document that its reference names: a step cut it from the history, or never put it "
+                "there. From now on, all documents are sent in full."
+            )
 
 
 def _unarranged(documents: Sequence[Document]) -> PromptDocuments:

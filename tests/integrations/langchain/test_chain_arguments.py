@@ -37,7 +37,7 @@ MISTAKES: list[tuple[Callable[..., Any], type[Exception], str]] = [
     (
         lambda: ContextReuseCompressor(placement="tail", annotate="labels"),
         ValueError,
-        "placement must be 'head', got 'tail': a compressor gets no history to refer to",
+        "placement must be 'head' without a conversation, got 'tail': compressors get no history",
     ),
     (
         lambda: ContextReuseCompressor().compress_documents(7, "?"),  # type: ignore[arg-type]
