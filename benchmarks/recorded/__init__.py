@@ -32,6 +32,7 @@ How = Literal["plain", "stream", "close", "cancel"]
 APPLICATIONS: Mapping[str, str] = {
     "planner-branch": "recorded.planner:BranchApplication",
     "planner-name": "recorded.planner:NameApplication",
+    "responses": "recorded.responses:ResponsesApplication",
 }
 """Module and class of each application."""
 
