@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from warmprefix import ContextBlock, ContextPlanner, Templates, fingerprint
+from warmprefix import ContextBlock, ContextPlanner, Templates
 from warmprefix.forks import fork_safe_lock
 from warmprefix.traces import NoRecorder
-from warmprefix_mem0.memory_order import text_of
+from warmprefix_mem0.memory_order import short_id, text_of
 
 __all__ = ["MemoryChat"]
 
@@ -163,5 +163,4 @@ def _block(memory: Mapping[str, Any] | str) -> ContextBlock:
     text = memory if isinstance(memory, str) else text_of(memory)
     if text is None:
         raise TypeError(f"memories must contain texts, or mappings with a text under 'memory', got {memory!r}")
-    # The label is a digest of the text, as by default, but half as long: each repeat of the memory shows it again.
-    return ContextBlock(text, id=f"m{fingerprint(text).hex()[:4]}")
+    return ContextBlock(text, id=short_id(text))

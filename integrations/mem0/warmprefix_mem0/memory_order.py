@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from typing import Any, NamedTuple
 
-from warmprefix import Branch, ContextBlock, ContextPlan, ContextPlanner, Templates
+from warmprefix import Branch, ContextBlock, ContextPlan, ContextPlanner, Templates, fingerprint
 from warmprefix.annotate import Annotate, check_annotate, has_bracket, has_labels
 from warmprefix.ordering import BlockView, PrefixView
 from warmprefix.planner import PlanOptions
 from warmprefix_requests.neighbours import PinRule, pin_of, with_kept_places
 
-__all__ = ["ArrangedMemories", "Entry", "MemoryArranger", "SteadyOrder", "text_of"]
+__all__ = ["ArrangedMemories", "Entry", "MemoryArranger", "SteadyOrder", "short_id", "text_of"]
 
 Entry = dict[str, Any]
 """A memory as Mem0 returns it."""
@@ -21,8 +21,8 @@ Entry = dict[str, Any]
 _log = logging.getLogger("warmprefix")
 _TEMPLATES = Templates()
 
-_BRIEF_TOKENS = 16
-"""With usual tokenizers, a label and the references to it take about as much as a shorter memory."""
+_BRIEF_TOKENS, _BRIEF_TOKENS_IN_BRANCH = 16, 8
+"""With usual tokenizers, label and reference take about as much as a shorter memory; labels in branches are short."""
 
 
 class SteadyOrder:
@@ -136,17 +136,17 @@ class MemoryArranger:
     def _request(
         self, entries: Sequence[Entry], tenant: Callable[[], str], conversation: str | Branch | None
     ) -> tuple[list[ContextBlock], PlanOptions]:
-        blocks = [
-            ContextBlock(
-                text_of(entry) or "", id=_id_of(entry), pinned=pin_of(self._pinned, entry, _metadata_of(entry))
-            )
-            for entry in entries
-        ]
+        blocks = []
+        for entry in entries:
+            text = text_of(entry) or ""
+            id = short_id(text) if isinstance(conversation, Branch) else _id_of(entry)
+            blocks.append(ContextBlock(text, id=id, pinned=pin_of(self._pinned, entry, _metadata_of(entry))))
         options: PlanOptions = {"tenant": tenant(), "annotate": self.annotate, "order_locked": self._order_locked}
         if conversation is not None:
             options |= {"placement": "tail", "conversation": conversation}
             if not self._order_locked:
-                blocks = [block for block in blocks if block.pinned or not _is_brief(block)]
+                tokens = _BRIEF_TOKENS_IN_BRANCH if isinstance(conversation, Branch) else _BRIEF_TOKENS
+                blocks = [block for block in blocks if block.pinned or not _is_brief(block, tokens)]
         return blocks, options
 
     def _unplanned(self, entries: Sequence[Entry]) -> ArrangedMemories:
@@ -158,9 +158,9 @@ class MemoryArranger:
         return ArrangedMemories(list(map(copy, entries)), _as_escaped_list(texts), None)
 
 
-def _is_brief(block: ContextBlock) -> bool:
-    """Return True for one plain line that is shorter than its label; a conversation shows it each time."""
-    return block.tokens < _BRIEF_TOKENS and block.text.isprintable() and not has_bracket(block.text)
+def _is_brief(block: ContextBlock, tokens: int) -> bool:
+    """Return True for one plain line of fewer tokens, for which no label pays; a conversation shows it each time."""
+    return block.tokens < tokens and block.text.isprintable() and not has_bracket(block.text)
 
 
 def _arranged(entries: Sequence[Entry], plan: ContextPlan) -> ArrangedMemories:
@@ -189,6 +189,11 @@ def text_of(entry: object) -> str | None:
     """
     text = entry.get("memory") if isinstance(entry, Mapping) else None
     return text if isinstance(text, str) else None
+
+
+def short_id(text: str) -> str:
+    """Return an id for a memory's text: a digest, as in a default label, but half as long, as each repeat shows it."""
+    return f"m{fingerprint(text).hex()[:4]}"
 
 
 def _metadata_of(entry: Entry) -> Mapping[str, Any]:

@@ -22,7 +22,7 @@ ANN, BOB = {"user_id": "ann"}, {"user_id": "bob"}
 WORDS = ("tea", "work", "cats", "music", "sea", "bread", "snow", "trains", "maps", "chess")
 FACTS = [f"Fact {i} on {word}: {f'she wrote about {word} and {i} other things ' * 6}" for i, word in enumerate(WORDS)]
 QUESTIONS = [" and ".join(WORDS[(turn * 3 + i) % 10] for i in range(4)) for turn in range(10)]
-LABEL = re.compile(r"\[(ctx-[0-9a-f]+)\]")
+LABEL = re.compile(r"\[((?:ctx-|m)[0-9a-f~]+)\]")
 TOP_K = 4
 NOTE = "Please also use the context labelled"
 
