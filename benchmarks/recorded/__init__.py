@@ -33,6 +33,7 @@ APPLICATIONS: Mapping[str, str] = {
     "planner-branch": "recorded.planner:BranchApplication",
     "planner-name": "recorded.planner:NameApplication",
     "responses": "recorded.responses:ResponsesApplication",
+    "mem0": "recorded.mem0:Mem0Application",
 }
 """Module and class of each application."""
 

@@ -31,8 +31,9 @@ def test_the_pages_blocks_run(
     engine = start_engine()
     with OpenAI(base_url=engine.base_url, api_key="none") as client:
         names = run_section("Mem0", {"your_memory": memory, "client": client, "model_name": engine.model})
-    assert "Ann drinks green tea every morning." in names["found"]["context"]
-    prompt = "\n".join(message["content"] for message in names["chat"].messages)
-    assert prompt.count("Ann drinks green tea every morning.") == 1
-    assert re.search(r"Please also use the context labelled \[m[0-9a-f]{4}\].* above in this conversation\.", prompt)
+    assert "\n- Ann drinks green tea every morning." in engine.prompts[0]
+    for messages in (names["chat"].messages, names["messages"]):
+        prompt = "\n".join(message["content"] for message in messages)
+        assert prompt.count("Ann drinks green tea every morning.") == 1
+        assert re.search(r"Please also use the context labelled \[m[0-9a-f~]+\].* above in this conversation\.", prompt)
     assert engine.answered[-1].cached_tokens > 0
