@@ -11,7 +11,7 @@ except ImportError as error:
 
 from warmprefix_redis.connections import URL_SCHEMES, RedisTarget, connect, parse_redis_url
 from warmprefix_redis.order_sharing import RedisOrderSharing
-from warmprefix_redis.record import check_prefix, conversation_key
+from warmprefix_redis.record import check_prefix, conversation_key, turn_key
 from warmprefix_redis.settings import SharedSettings, planner_options, shared_orders
 from warmprefix_redis.store import RedisSeenStore
 from warmprefix_redis.values import RedisValues
@@ -29,4 +29,5 @@ __all__ = [
     "parse_redis_url",
     "planner_options",
     "shared_orders",
+    "turn_key",
 ]

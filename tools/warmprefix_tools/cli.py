@@ -404,10 +404,14 @@ _Url = Annotated[
 ]
 _Prefix = Annotated[str, Option(envvar="WARMPREFIX_KEY_PREFIX", help="Start of the names of all keys.")]
 _ConversationId = Annotated[
-    str, Option("--conversation", metavar="ID", help="Id of the conversation, as for planners.")
+    str | None, Option("--conversation", metavar="ID", help="Name of the conversation, as for planners.")
+]
+_TurnId = Annotated[
+    str | None, Option("--turn", metavar="ID", help="Id of a turn of a branch, in place of a conversation.")
 ]
 _Tenant = Annotated[
-    str | None, Option(help="Tenant of the conversation.", show_default="no tenant, which is not the same as ''")
+    str | None,
+    Option(help="Tenant of the conversation or turn.", show_default="no tenant, which is not the same as ''"),
 ]
 _Json = Annotated[bool, Option("--json", help="Print JSON.")]
 
@@ -416,10 +420,22 @@ _Json = Annotated[bool, Option("--json", help="Print JSON.")]
 class ForgetOptions:
     """One run of `warmprefix state forget`."""
 
-    conversation: _ConversationId
+    conversation: _ConversationId = None
+    turn: _TurnId = None
     tenant: _Tenant = None
     url: _Url = None
     prefix: _Prefix = "wp"
+
+    def __post_init__(self) -> None:
+        if (self.conversation is None) == (self.turn is None):
+            raise ValueError("give either --conversation or --turn")
+
+    @property
+    def key(self) -> Conversation:
+        """What the record belongs to."""
+        id = self.conversation if self.turn is None else self.turn
+        assert id is not None
+        return Conversation(self.tenant, id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -442,15 +458,15 @@ class StatsOptions:
 def _inspect(options: InspectOptions) -> int:
     from warmprefix_tools.redis_admin.state import run_inspect
 
-    conversation = Conversation(options.tenant, options.conversation)
-    return 0 if run_inspect(options.url, options.prefix, conversation, as_json=options.json) else 1
+    is_turn = options.turn is not None
+    return 0 if run_inspect(options.url, options.prefix, options.key, is_turn=is_turn, as_json=options.json) else 1
 
 
 @_command("state forget")
 def _forget(options: ForgetOptions) -> int:
     from warmprefix_tools.redis_admin.state import run_forget
 
-    return 0 if run_forget(options.url, options.prefix, Conversation(options.tenant, options.conversation)) else 1
+    return 0 if run_forget(options.url, options.prefix, options.key, is_turn=options.turn is not None) else 1
 
 
 @_command("state stats")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from redis_servers import Cluster, SentinelSetup, Server, binaries
-from warmprefix.stores import Commit, Conversation, Prepare, SeenBlock
+from warmprefix.stores import Commit, Conversation, Prepare, SeenBlock, TurnRecord, WriteTurn
 from warmprefix_redis import RedisSeenStore
 
 Run = Callable[..., Any]
@@ -42,6 +42,9 @@ class Fill:
         plan_id = f"plan-{self._plans}"
         self._store.execute(Prepare(conversation, plan_id, {}))
         return plan_id
+
+    def write(self, turn: Conversation, record: TurnRecord) -> None:
+        assert self._store.execute(WriteTurn(turn, record))
 
     def inspect(self, conversation: Conversation) -> Any:
         return self._store.inspect(conversation)

@@ -15,8 +15,18 @@ from redis.exceptions import RedisClusterException
 from redis_servers import Cluster, SentinelSetup, Server, wait_until
 from warmprefix import ContextPlanner, Scope, StoreError
 from warmprefix.order_sharing import LearnedOrder
-from warmprefix.stores import Abandon, Commit, Conversation, Forget, Prepare, SeenBlock
-from warmprefix_redis import RedisSeenStore, conversation_key
+from warmprefix.stores import (
+    Abandon,
+    Commit,
+    Conversation,
+    Forget,
+    Prepare,
+    ReadTurn,
+    SeenBlock,
+    TurnRecord,
+    WriteTurn,
+)
+from warmprefix_redis import RedisSeenStore, conversation_key, turn_key
 from warmprefix_redis.order_codec import stream_key
 from warmprefix_redis.order_sharing import RedisOrderSharing
 from warmprefix_redis.settings import SharedSettings
@@ -153,6 +163,10 @@ def store_works(url: str, admin: Admin) -> bool:
         assert store.inspect(CHAT)
         store.execute(Forget(CHAT))
         assert store.execute(Prepare(future, "d", {})).turn == 0
+        admin.delete(turn_key("wp", CHAT))
+        assert store.execute(WriteTurn(CHAT, TurnRecord(1, (block,))))
+        assert not store.execute(WriteTurn(CHAT, TurnRecord(1)))
+        assert store.execute(ReadTurn(CHAT)) is None
     except redis.RedisError:
         return False
     finally:

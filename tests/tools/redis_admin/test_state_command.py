@@ -14,8 +14,8 @@ import redis
 from redis_servers import Cluster, SentinelSetup, Server, free_port, wait_until
 from warmprefix import ContextPlanner
 from warmprefix.errors import MissingExtraError
-from warmprefix.stores import Conversation
-from warmprefix_redis import conversation_key
+from warmprefix.stores import Conversation, SeenBlock, TurnRecord
+from warmprefix_redis import conversation_key, turn_key
 from warmprefix_redis.settings import SharedSettings
 from warmprefix_tools.redis_admin import state
 
@@ -39,6 +39,11 @@ def named(conversation: Conversation) -> list[str]:
     return [f"--conversation={conversation.id}", *tenant]
 
 
+def as_json(block: SeenBlock) -> dict[str, object]:
+    fields = {**block._asdict(), "fingerprint": block.fingerprint.hex()}
+    return {name: value for name, value in fields.items() if name != "time" or value}
+
+
 # -- inspect -----------------------------------------------------------------------------------------------------------
 
 
@@ -51,17 +56,66 @@ def test_a_conversation_is_shown(each_server: Server, fill: Fill, run: Run, ask:
     words = " ".join(done.stdout.split())
     key = conversation_key("wp", CHAT)
     assert words.startswith(f'conversation "chat-42" of tenant "acme" key {key.decode()} usable True bytes ')
-    assert re.search(r"expires in (23:59:|1 day, 0:00:00)\S*, unless it is used again epoch 0 turn 2 ", words)
+    assert re.search(r"expires in (23:59:|1 day, 0:00:00)\S* epoch 0 turn 2 ", words)
     assert f"blocks 6, of 600 tokens plans {plan} fingerprint label turn tokens {sent[-1].fingerprint.hex()}" in words
     assert "label 2.2‹U+2028›{x} 2 200" in words
     assert max(map(len, done.stdout.splitlines())) <= 100
     status, answer = ask("inspect", each_server.url, *named(CHAT))
     assert (status, answer["conversation"], answer["tenant"], answer["usable"]) == (0, "chat-42", "acme", True)
     assert (answer["epoch"], answer["turn"], answer["plans"]) == (0, 2, [plan])
-    assert answer["blocks"] == [{**block._asdict(), "fingerprint": block.fingerprint.hex()} for block in sent]
+    assert answer["blocks"] == [as_json(block) for block in sent]
     assert 86_000 < answer["expires_seconds"] <= 86_400
     with each_server.client() as client:
         assert answer["bytes"] == client.memory_usage(key, samples=0)
+
+
+def test_a_turn_is_shown_and_forgotten(each_server: Server, fill: Fill, run: Run, ask: Ask) -> None:
+    filled = fill(each_server.url)
+    filled.turns(CHAT)  # the name of a conversation is no id of a turn
+    turn = Conversation("acme", "resp_1 \u202e")
+    blocks = tuple(SeenBlock(bytes([i]) * 16, f"doc-{i}", 1, 100, 1_800_000_000) for i in range(3))
+    filled.write(turn, TurnRecord(2, blocks, ("doc-9",), partial=True))
+    named_turn = ["--turn", turn.id, "--tenant", "acme"]
+    done = run("inspect", *named_turn, "--url", each_server.url)
+    assert (done.returncode, done.stderr) == (0, "")
+    words = " ".join(done.stdout.split())
+    assert words.startswith('turn "resp_1 ‹U+202E›" of tenant "acme" key wp:{')
+    assert "turn 2 partial True other labels doc-9 blocks 3, of 300 tokens" in words
+    status, answer = ask("inspect", each_server.url, *named_turn)
+    assert (status, answer["turn_id"], answer["usable"], answer["turn"]) == (0, turn.id, True, 2)
+    assert (answer["blocks"], answer["other_labels"]) == ([as_json(block) for block in blocks], ["doc-9"])
+    assert 86_000 < answer["expires_seconds"] <= 86_400
+    assert answer["bytes"] > 100
+    stats = ask("stats", each_server.url)[1]
+    assert (stats["conversations"], stats["turns"]) == (1, 1)
+    done = run("forget", *named_turn, "--url", each_server.url)
+    assert (done.returncode, done.stdout) == (
+        0,
+        'Forgot turn "resp_1 ‹U+202E›" of tenant "acme": 3 blocks of 2 turns.'
+        " Turns that continued it have records of their own.\n",
+    )
+    assert run("forget", *named_turn, "--url", each_server.url).returncode == 1
+    assert ask("stats", each_server.url)[1]["turns"] == 0
+    assert ask("inspect", each_server.url, *named(CHAT))[0] == 0
+
+
+def test_turn_that_cannot_be_read_is_reported_and_removed(server: Server, run: Run, ask: Ask) -> None:
+    turn = Conversation("acme", "resp_1")
+    for value in (b"", b"1 damaged", b"2 of a later version"):
+        with server.client() as client:
+            client.set(turn_key("wp", turn), value)
+        status, answer = ask("inspect", server.url, "--turn", "resp_1", "--tenant", "acme")
+        assert (status, answer["usable"]) == (1, False)
+        done = run("forget", "--turn", "resp_1", "--tenant", "acme", "--url", server.url)
+        assert done.stdout == 'Removed a record of turn "resp_1" of tenant "acme" that this version cannot read.\n'
+
+
+@pytest.mark.parametrize("arguments", [[], ["--conversation", "a", "--turn", "b"]])
+@pytest.mark.parametrize("command", ["inspect", "forget"])
+def test_one_of_conversation_and_turn_must_be_given(run: Run, command: str, arguments: list[str]) -> None:
+    done = run(command, *arguments, "--url", "redis://localhost")
+    assert done.returncode == 2
+    assert "give either --conversation or --turn" in done.stderr
 
 
 def test_missing_conversation_sets_the_exit_status(server: Server, fill: Fill, run: Run, ask: Ask) -> None:
@@ -187,7 +241,7 @@ def test_state_is_counted(each_server: Server, fill: Fill, ask: Ask, run: Run) -
     words = " ".join(done.stdout.split())
     assert f"{shown['flavour']} {shown['version']} at {each_server.address} address" in words
     assert "max memory no limit" in words
-    assert "conversations 31 bytes" in words
+    assert "conversations 31 turns 0 bytes" in words
 
 
 def test_many_keys_are_estimated_from_a_sample(

@@ -11,9 +11,17 @@ from typing import Any
 
 from warmprefix import __version__
 from warmprefix.errors import MissingExtraError
-from warmprefix.stores import Conversation, Forget, RecordBounds
+from warmprefix.stores import Conversation, Forget, ReadTurn, RecordBounds
 from warmprefix_openai.outputs import standard_output
-from warmprefix_redis import URL_SCHEMES, RedisSeenStore, check_prefix, connect, conversation_key, parse_redis_url
+from warmprefix_redis import (
+    URL_SCHEMES,
+    RedisSeenStore,
+    check_prefix,
+    connect,
+    conversation_key,
+    parse_redis_url,
+    turn_key,
+)
 from warmprefix_tools.redis_admin import StateError
 from warmprefix_tools.report.amounts import counted
 from warmprefix_tools.report.visible import visible
@@ -47,8 +55,8 @@ Fields = dict[str, Any]
 """Facts by name; docs/operations.md promises the names of JSON."""
 
 
-def run_inspect(url: str | None, prefix: str, conversation: Conversation, *, as_json: bool) -> bool:
-    """Print a conversation's state.
+def run_inspect(url: str | None, prefix: str, conversation: Conversation, *, is_turn: bool, as_json: bool) -> bool:
+    """Print the state of a conversation or of a turn.
 
     Returns:
         True if planners of this version can read any.
@@ -58,35 +66,39 @@ def run_inspect(url: str | None, prefix: str, conversation: Conversation, *, as_
         StateError: The server gave no answer.
     """
     with _connected(url, prefix) as client:
-        record = _record(client, prefix, conversation)
+        record = _record(client, prefix, conversation, is_turn)
     with standard_output():
         if as_json:
-            about = {"warmprefix": __version__, "conversation": conversation.id, "tenant": conversation.tenant}
+            kind = "turn_id" if is_turn else "conversation"
+            about = {"warmprefix": __version__, kind: conversation.id, "tenant": conversation.tenant}
             print(json.dumps({**about, "usable": False, **(record or {})}, indent=1))  # noqa: T201
         elif record is None:
-            print(f"There is no state of {_described(conversation)}.")  # noqa: T201
+            print(f"There is no state of {_described(conversation, is_turn)}.")  # noqa: T201
         else:
-            _print(_described(conversation), record)
+            _print(_described(conversation, is_turn), record)
     return record is not None and bool(record["usable"])
 
 
-def run_forget(url: str | None, prefix: str, conversation: Conversation) -> bool:
-    """Forget a conversation, and print how much that was. True if there was a record; raises as `run_inspect`."""
+def run_forget(url: str | None, prefix: str, conversation: Conversation, *, is_turn: bool) -> bool:
+    """Forget a conversation or turn, and print how much that was; raises as `run_inspect`. True if it had a record."""
     with _connected(url, prefix) as client:
-        record = _record(client, prefix, conversation)
+        record = _record(client, prefix, conversation, is_turn)
         ttl = (record or {}).get("expires_seconds") or _DEFAULT_TTL_SECONDS
-        RedisSeenStore(client, prefix=prefix, bounds=RecordBounds(ttl=ttl)).execute(Forget(conversation))
+        if is_turn:
+            client.unlink(turn_key(prefix, conversation))
+        else:
+            RedisSeenStore(client, prefix=prefix, bounds=RecordBounds(ttl=ttl)).execute(Forget(conversation))
     with standard_output():
         if record is None:
-            print(f"There is no state of {_described(conversation)}, so nothing was forgotten.")  # noqa: T201
+            print(f"There is no state of {_described(conversation, is_turn)}, so nothing was forgotten.")  # noqa: T201
         elif not record["usable"]:
-            print(f"Removed a record of {_described(conversation)} that this version cannot read.")  # noqa: T201
+            print(f"Removed a record of {_described(conversation, is_turn)} that this version cannot read.")  # noqa: T201
         else:
-            print(  # noqa: T201
-                f"Forgot {_described(conversation)}: {counted(len(record['blocks']), 'block')} of"
-                f" {counted(record['turn'], 'turn')}, {counted(len(record['plans']), 'plan')} in flight."
-                " Its next blocks are sent in full."
-            )
+            about = f"{counted(len(record['blocks']), 'block')} of {counted(record['turn'], 'turn')}"
+            end = f", {counted(len(record.get('plans', ())), 'plan')} in flight. Its next blocks are sent in full."
+            if is_turn:
+                end = ". Turns that continued it have records of their own."
+            print(f"Forgot {_described(conversation, is_turn)}: {about}{end}")  # noqa: T201
     return record is not None
 
 
@@ -100,6 +112,7 @@ def run_stats(url: str | None, prefix: str, *, as_json: bool) -> None:
     state = {
         "prefix": prefix,
         "conversations": sum(each["conversations"] for each in counts),
+        "turns": sum(each["turns"] for each in counts),
         "bytes": None if None in sizes else sum(sizes),
         "streams": sum(each["streams"] for each in counts),
         "estimated": any(each["estimated"] for each in counts),
@@ -116,21 +129,28 @@ def run_stats(url: str | None, prefix: str, *, as_json: bool) -> None:
 # -- the data ----------------------------------------------------------------------------------------------------------
 
 
-def _record(client: Any, prefix: str, conversation: Conversation) -> Fields | None:
-    """Return what is stored of a conversation; None if nothing is."""
-    key = conversation_key(prefix, conversation)
+def _record(client: Any, prefix: str, conversation: Conversation, is_turn: bool) -> Fields | None:
+    """Return what is stored of a conversation or a turn; None if nothing is."""
+    key = (turn_key if is_turn else conversation_key)(prefix, conversation)
     if not client.exists(key):
         return None
+    store = RedisSeenStore(client, prefix=prefix)
+    found: Any = None
     try:
-        found = RedisSeenStore(client, prefix=prefix).inspect(conversation)
+        found = store.execute(ReadTurn(conversation)) if is_turn else store.inspect(conversation)
     except redis.exceptions.ResponseError as error:
         if not str(error).startswith("WRONGTYPE"):
             raise
-        found = None
-    record: Fields = {"key": key.decode(), "usable": found is not None, "bytes": None, "expires_seconds": None}
-    if found is not None:
+    is_usable = found is not None and not (is_turn and found.damaged)
+    record: Fields = {"key": key.decode(), "usable": is_usable, "bytes": None, "expires_seconds": None}
+    if is_usable:
         blocks = [{**block._asdict(), "fingerprint": block.fingerprint.hex()} for block in found.blocks]
-        record |= {"epoch": found.epoch, "turn": found.turn, "blocks": blocks, "plans": list(found.leases)}
+        if is_turn:
+            record |= {"turn": found.turn, "partial": found.partial, "other_labels": list(found.others)}
+            record |= {"blocks": blocks}
+        else:
+            blocks = [{name: block[name] for name in block if name != "time"} for block in blocks]  # it is unknown
+            record |= {"epoch": found.epoch, "turn": found.turn, "blocks": blocks, "plans": list(found.leases)}
     try:
         left = client.pttl(key)
         record |= {"bytes": client.memory_usage(key, samples=0), "expires_seconds": left / 1_000 if left >= 0 else None}
@@ -197,14 +217,15 @@ def _warnings(info: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _counts(client: Any, prefix: str) -> Fields:
-    """Count the state on one server; of more than 200,000 keys, or 1,000 conversations, the rest is estimated.
+    """Count the state on one server; of more than 200,000 keys, or 1,000 records, the rest is estimated.
 
     SCAN returns keys in the order of their hashes, so those that come first are a fair sample.
     """
     start = prefix.encode() + b":{"
     keys = list(islice(client.scan_iter(count=_KEYS_PER_SCAN), _MOST_KEYS))
     ours = {key for key in keys if key.startswith(start)}
-    found = sorted(key for key in ours if key.endswith(b"}:seen"))
+    turns = [key for key in ours if key.endswith(b"}:turn")]
+    found = sorted([*turns, *[key for key in ours if key.endswith(b"}:seen")]])
     sampled = found[:_MOST_SAMPLED]
     share = max(len(keys) / max(client.dbsize(), 1), 0.0) if len(keys) == _MOST_KEYS else 1.0
     pipeline = client.pipeline(transaction=False)
@@ -215,7 +236,8 @@ def _counts(client: Any, prefix: str) -> Fields:
     count = round(len(found) / share)
     forbidden = any(isinstance(answer, redis.exceptions.NoPermissionError) for answer in answers)
     return {
-        "conversations": count,
+        "conversations": round((len(found) - len(turns)) / share),
+        "turns": round(len(turns) / share),
         "bytes": None if forbidden else round(sum(sizes) * count / max(len(sizes), 1)),
         "streams": round(sum(key.endswith(b"}:orders") for key in ours) / share),
         "estimated": len(sampled) < count,
@@ -225,14 +247,14 @@ def _counts(client: Any, prefix: str) -> Fields:
 # -- text --------------------------------------------------------------------------------------------------------------
 
 
-def _described(conversation: Conversation) -> str:
+def _described(conversation: Conversation, is_turn: bool = False) -> str:
     r"""Return a conversation's name for a sentence, on one line.
 
     >>> print(_described(Conversation("acme", "chat\n42")), _described(Conversation(None, "a")), sep="; ")
     conversation "chat‹U+000A›42" of tenant "acme"; conversation "a" of no tenant
     """
     tenant = "no tenant" if conversation.tenant is None else f'tenant "{visible(conversation.tenant)}"'
-    return f'conversation "{visible(conversation.id)}" of {tenant}'
+    return f'{"turn" if is_turn else "conversation"} "{visible(conversation.id)}" of {tenant}'
 
 
 def _print(title: str, fields: Fields) -> None:
@@ -264,7 +286,7 @@ def _shown(name: str, value: Any) -> str:
     if name in _SIZES:
         return decimal(value)
     if name.endswith("seconds"):
-        return f"in {timedelta(seconds=round(value))}, unless it is used again"
+        return f"in {timedelta(seconds=round(value))}"
     if name == "blocks":
         return f"{len(value):,}, of {sum(block['tokens'] for block in value):,} tokens"
     if isinstance(value, list):
