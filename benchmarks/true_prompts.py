@@ -10,13 +10,14 @@ The checks do not depend on how plans are made or on any store's record. They co
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from warmprefix import ContextBlock, ContextPlan, ContextPlanner
+from warmprefix import Branch, ContextBlock, ContextPlan, ContextPlanner
 
-__all__ = ["TENANTS", "Dialogue", "Findings", "Message", "Turn"]
+__all__ = ["TENANTS", "Chain", "Dialogue", "Findings", "Message", "Turn"]
 
 
 TENANTS = ("acme", "globex", None)
@@ -191,3 +192,36 @@ class Dialogue:
             return False
         self.history = (*self.history, turn.message)
         return True
+
+
+class Chain(Dialogue):
+    """A conversation by the ids of its turns; every stored turn gets an id that no other has."""
+
+    _ids = itertools.count()
+
+    def __init__(self, name: str = "chain", tenant: str | None = None) -> None:
+        super().__init__(name, tenant)
+        self.after: str | None = None
+
+    def plan(self, planner: ContextPlanner, numbers: Iterable[int]) -> Turn:
+        request = self.blocks(numbers)
+        plan = planner.plan(request, conversation=Branch(self.after), tenant=self.tenant, placement="tail")
+        return self.check(planner, plan, request)
+
+    def keep(self, turn: Turn) -> bool:
+        """Store and commit an answered turn, which becomes the one to continue."""
+        self.history = (*turn.history, turn.message)
+        self.after = f"{self.name}-{next(self._ids)}"
+        turn.planner.commit(turn.plan, turn_id=self.after)
+        return True
+
+    def cut(self, planner: ContextPlanner, keep: int = 0) -> None:
+        """Drop all messages but the first `keep`, and continue a turn that has no record."""
+        self.history = self.history[:keep]
+        self.after = f"{self.name}-cut-{next(self._ids)}"
+
+    def fork(self) -> Chain:
+        """Return another conversation that continues the same turn."""
+        fork = Chain(self.name, self.tenant)
+        fork.history, fork.after, fork.findings = self.history, self.after, self.findings
+        return fork

@@ -15,8 +15,8 @@ import pytest
 
 from redis_servers import Cluster, SentinelSetup, Server, wait_until
 from result_files import read_rows
-from warmprefix import ContextPlanner, PlannerStats
-from warmprefix.stores import Conversation
+from warmprefix import Branch, ContextPlanner, PlannerStats
+from warmprefix.stores import Conversation, SeenBlock, TurnRecord
 from warmprefix_redis import URL_SCHEMES, parse_redis_url
 from warmprefix_redis.settings import SharedSettings
 
@@ -95,7 +95,10 @@ def test_json_has_the_documented_keys(server: Server, fill: Callable[..., Any], 
     }
     inspected = ask("inspect", server.url, "--conversation", "chat-42", "--tenant", "acme")[1]
     unknown = ask("inspect", server.url, "--conversation", "chat-42")[1]
-    assert promised["inspect"] == keys(inspected) - {"warmprefix"}
+    block = SeenBlock(b"f" * 16, "label", 1, 10)
+    filled.write(Conversation("acme", "resp_1"), TurnRecord(1, (block,)))
+    turn = ask("inspect", server.url, "--turn", "resp_1", "--tenant", "acme")[1]
+    assert promised["inspect"] == (keys(inspected) | keys(turn)) - {"warmprefix"}
     assert keys(unknown) < keys(inspected)
     assert promised["stats"] == keys(ask("stats", server.url)[1]) - {"warmprefix"}
 
@@ -113,6 +116,8 @@ def test_stored_data_matches_the_documentation(server: Server) -> None:
         names = {"tenant": "the-tenant", "model": "the-model", "preamble": "the-preamble"}
         with planner.planning([secret], conversation="the-conversation", placement="tail", **names):  # type: ignore[arg-type]
             pass
+        begun = planner.plan([secret], conversation=Branch(None), placement="tail", **names)  # type: ignore[arg-type]
+        assert planner.commit(begun, turn_id="the-turn")
         with planner.planning([secret], **names):  # type: ignore[arg-type]
             pass
         wait_until(lambda: planner.stats().published_orders, "an order is shared")
