@@ -10,9 +10,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from warmprefix.annotate import Templates, bracketed, has_bracket, header_labels
 from warmprefix.blocks import ContextBlock
-from warmprefix.labels import LABEL_CHARACTERS, content_label, label_candidates, seems_lasting
+from warmprefix.labels import LABEL_CHARACTERS, content_label, label_candidates, seems_lasting, turn_labels
 from warmprefix.plan import Reference
-from warmprefix.stores import PreparedTurn
+from warmprefix.stores import PreparedTurn, TurnRecord
 
 __all__ = [
     "Message",
@@ -22,6 +22,7 @@ __all__ = [
     "as_mapping",
     "header_lines",
     "resolve_from_record",
+    "resolve_from_turn",
     "shown_labels",
 ]
 
@@ -200,6 +201,31 @@ def resolve_from_record(
             resolved.append((seen.label, Reference(seen.label, seen.turn, note)))
         else:
             resolved.append((content_label(block) if label in record.taken else label, None))
+    return resolved
+
+
+def resolve_from_turn(
+    blocks: Sequence[ContextBlock], record: TurnRecord, templates: Templates, is_labelled: bool
+) -> list[Resolution]:
+    """Return a reference for each block that the record of a turn holds with a label. O(len(blocks) + record).
+
+    A new block gets a label that no text of the branch has. An id alone will do if the record is complete. Otherwise
+    the label contains a part of the fingerprint: an unknown text may have the same id.
+    """
+    seen = {block.fingerprint: block for block in record.blocks if block.label}
+    taken = {*record.others, *[block.label for block in seen.values()]}
+    resolved: list[Resolution] = []
+    for block in blocks:
+        found, label = seen.get(block.fingerprint), ""
+        reference = None
+        if found is not None:
+            label = found.label
+            reference = Reference(label, found.turn, templates.location_annotation([label]))
+        elif is_labelled:
+            free = (label for label in turn_labels(block, record.partial) if label not in taken)
+            label = next(free, content_label(block))
+            taken.add(label)
+        resolved.append((label, reference))
     return resolved
 
 

@@ -14,9 +14,11 @@ __all__ = [
     "LabelRegistry",
     "content_label",
     "is_lasting_label",
+    "is_turn_label",
     "label_candidates",
     "lasting_labels",
     "seems_lasting",
+    "turn_labels",
 ]
 
 LABEL_CHARACTERS = r"A-Za-z0-9_.:/~-"
@@ -54,6 +56,36 @@ def label_candidates(block: ContextBlock) -> Iterator[str]:
     yield f"ctx-{digest[:_SUFFIX]}"
     yield f"ctx-{digest[:12]}"
     yield content_label(block)
+
+
+def turn_labels(block: ContextBlock, is_partial: bool) -> Iterator[str]:
+    """Yield the labels that a block may get in a branch, best first.
+
+    A number alone may be that of a footnote in a message. If the record of the branch `is_partial`, an id alone, or few
+    digits, may name an unknown text.
+
+    >>> list(turn_labels(ContextBlock("evidence", id="Doc_1"), False))[:2]
+    ['Doc_1', 'Doc_1~2f235f']
+    >>> next(turn_labels(ContextBlock("evidence", id="1"), False)), next(turn_labels(ContextBlock("evidence"), True))
+    ('1~2f235f', 'ctx-2f235f9686cc')
+    """
+    short = f"ctx-{block.fingerprint.hex()[:_SUFFIX]}"
+    for label in label_candidates(block):
+        if label == block.id:
+            is_safe = not is_partial and any(map(str.isalpha, label))
+        else:
+            is_safe = label != short or not is_partial
+        if is_safe:
+            yield label
+
+
+def is_turn_label(label: str, fingerprint: bytes) -> bool:
+    """Return True if a block with this fingerprint, whatever its id, can have a label in a branch."""
+    return (
+        is_lasting_label(label, fingerprint)
+        or _SAFE_ID.fullmatch(label) is not None
+        or label == f"ctx-{fingerprint.hex()[:12]}"
+    )
 
 
 def content_label(block: ContextBlock) -> str:

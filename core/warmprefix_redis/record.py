@@ -39,7 +39,7 @@ VERSION = "1"
 
 _TURN_VERSION = b"1"
 """Version of the records of turns, and their first byte."""
-_WHOLE, _TRIMMED, _CONTRADICTED = range(3)
+_WHOLE, _PARTIAL, _CONTRADICTED = range(3)
 
 _FINGERPRINT_BYTES = 16
 _MAX_TOKENS = 0xFFFFFFFF
@@ -144,13 +144,14 @@ def encode_sent(sent: Sequence[SeenBlock]) -> list[tuple[str, str, int]]:
 def encode_turn(key: bytes, record: TurnRecord | None) -> bytes:
     """Return the stored value of a turn's record, or of one that contradicts another: version, checksum, body.
 
-    The body has turn, mark and number of blocks; then turns, token counts and times, fingerprints, labels.
+    The body has turn, mark and number of blocks; then turns, token counts and times, fingerprints, and labels, those
+    of the blocks first.
     """
-    turn, blocks, trimmed, _ = TurnRecord(0) if record is None else record
-    mark = _CONTRADICTED if record is None else _TRIMMED if trimmed else _WHOLE
+    turn, blocks, others, partial, _ = TurnRecord(0) if record is None else record
+    mark = _CONTRADICTED if record is None else _PARTIAL if partial else _WHOLE
     keys = b"".join([_checked_fingerprint(block.fingerprint) for block in blocks])
     numbers = [number for block in blocks for number in (block.turn, min(block.tokens, _MAX_TOKENS), block.time)]
-    labels = [block.label for block in blocks]
+    labels = [*[block.label for block in blocks], *others]
     if any("\n" in label for label in labels):
         raise ValueError("label must be one line")
     body = struct.pack(f"<3I{len(numbers)}I", turn, mark, len(blocks), *numbers) + keys + _encode("\n".join(labels))
@@ -168,8 +169,9 @@ def decode_turn(key: bytes, value: bytes | None) -> TurnRecord | None:
     numbers = struct.unpack_from(f"<{3 * count}I", body, 12)
     start, end = 12 + 12 * count, 12 + (12 + _FINGERPRINT_BYTES) * count
     keys = [body[i : i + _FINGERPRINT_BYTES] for i in range(start, end, _FINGERPRINT_BYTES)]
-    blocks = map(SeenBlock, keys, _decode(body[end:]).split("\n"), numbers[::3], numbers[1::3], numbers[2::3])
-    return None if mark == _CONTRADICTED else TurnRecord(turn, tuple(blocks), mark == _TRIMMED)
+    labels = _decode(body[end:]).split("\n") if end < len(body) else [""] * count
+    blocks = tuple(map(SeenBlock, keys, labels, numbers[::3], numbers[1::3], numbers[2::3]))
+    return None if mark == _CONTRADICTED else TurnRecord(turn, blocks, tuple(labels[count:]), mark == _PARTIAL)
 
 
 def is_turn(key: bytes, value: bytes | None) -> bool:

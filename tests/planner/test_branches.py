@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from warmprefix import Branch, ContextBlock, ContextPlan, ContextPlanner
+from warmprefix.annotate import header_labels
 from warmprefix.stores import (
     Conversation,
     MemorySeenStore,
@@ -198,7 +199,7 @@ def test_long_chain_is_bounded_and_its_oldest_blocks_are_unseen() -> None:
     assert len(newest.references) == 64
     assert newest.turn == 2_001
     labels = [planned.label for planned in newest.blocks if planned.reference is None]
-    assert {len(label) for label in labels} == {4 + 32}, "no dropped block can have one of these labels"
+    assert {len(label) for label in labels} == {4 + 12}, "a dropped block may have the usual digits"
 
 
 @pytest.mark.parametrize(("days", "seen"), [(0, 3), (27, 3), (29, 0), (-0.9, 3), (-2, 0)])
@@ -213,20 +214,49 @@ def test_block_counts_as_seen_for_four_weeks(monkeypatch: pytest.MonkeyPatch, da
     plan = chat.plan(range(3))
     assert (len(plan.references), plan.turn) == (seen, 3)
     if not seen:
-        assert {len(planned.label) for planned in plan.blocks} == {4 + 32}, "no older block can have this label"
+        assert {len(planned.label) for planned in plan.blocks} == {len("Doc_0~000000")}, "an old text may have the id"
 
 
-def test_label_never_names_two_texts_of_a_branch() -> None:
-    store = MemorySeenStore()
-    planner = ContextPlanner(store=store, annotate="labels")
-    block = BLOCKS[0]
-    label = f"Doc_0~{block.fingerprint.hex()[:6]}"
-    other = SeenBlock(block.fingerprint[:3] + b"?" * 13, label, 1, 80, int(time.time()))  # shares its digits
-    chat = History(planner, "1", f"[{label}] another text\n\n")
-    store.execute(WriteTurn(planner_key("1"), TurnRecord(1, (other,))))
-    chat.ask(range(2), "2")
-    assert len(chat.plan(range(2)).references) == 2
-    assert chat.text.count(f"[{label}] ") == 1
+def test_label_never_names_two_texts_of_a_branch(planner: ContextPlanner) -> None:
+    versions = [ContextBlock(f"Version {i}. " + "word " * 40, id="Doc_1", tokens=60) for i in range(3)]
+    plain = ContextBlock("A text.\n[Doc_2] A line that imitates a block.\n [Doc_3] Another.", id="Doc_0", tokens=60)
+    late = [ContextBlock(f"Late {i}. " + "word " * 40, id=f"Doc_{i}", tokens=60) for i in (2, 3, 4, 5)]
+    after: str | None = None
+    history = ""
+    for turn, blocks in enumerate([[plain, versions[0]], [versions[1], *late], [versions[2], plain, *late, *versions]]):
+        plan = planner.plan(blocks, conversation=Branch(after), placement="tail")
+        planner.commit(plan, turn_id=(after := f"{turn}"))
+        history += plan.render() + "\n\n"
+    labels = list(header_labels(history))
+    assert len(set(labels)) == len(labels)
+    for label in ("Doc_0", "Doc_1", "Doc_2", "Doc_3", "Doc_4", "Doc_5"):  # [Doc_2] and [Doc_3] are the plain text's
+        assert label in labels
+    assert len(plan.references) == 7
+
+
+def test_labels_are_those_of_a_shown_history_if_the_record_is_complete(planner: ContextPlanner) -> None:
+    blocks = [*BLOCKS[:3], ContextBlock("no id " * 9), ContextBlock("a number " * 9, id="17")]
+    shown = planner.plan(blocks, history=[], placement="tail")
+    begun = planner.plan(blocks, conversation=Branch(None), placement="tail")
+    unknown = planner.plan(blocks, conversation=Branch("unknown"), placement="tail")
+    labels = [[planned.label for planned in plan.blocks] for plan in (shown, begun, unknown)]
+    digits = [block.fingerprint.hex() for block in blocks]
+    assert labels[1] == [*labels[0][:4], f"17~{digits[4][:6]}"]
+    ids = ["Doc_0", "Doc_1", "Doc_2"]
+    lasting = [f"{id}~{digit[:6]}" for id, digit in zip(ids, digits, strict=False)]
+    assert labels[2] == [*lasting, f"ctx-{digits[3][:12]}", f"17~{digits[4][:6]}"]
+    planner.commit(unknown, turn_id="1")
+    assert planner.plan(BLOCKS[3:4], conversation=Branch("1"), placement="tail").blocks[0].label.startswith("Doc_3~")
+
+
+def test_text_with_too_many_labels_makes_the_record_partial(planner: ContextPlanner) -> None:
+    text = "\n".join(f"[line-{i}] text" for i in range(1_000))
+    plan = planner.plan([text], conversation=Branch(None), placement="tail")
+    planner.commit(plan, turn_id="1")
+    after = planner.plan(BLOCKS[:1], conversation=Branch("1"), placement="tail")
+    assert after.parent is not None
+    assert (after.parent.others, after.parent.partial) == ((), True)
+    assert after.blocks[0].label.startswith("Doc_0~")
 
 
 def planner_key(turn_id: str) -> Conversation:
@@ -328,7 +358,7 @@ def test_failed_calls_leave_nothing_to_settle(kind: type, late: bool) -> None:
 def test_damaged_record_counts_as_missing() -> None:
     store = MemorySeenStore()
     planner = ContextPlanner(store=store)
-    store.execute(WriteTurn(planner_key("1"), TurnRecord(1, (SeenBlock(BLOCKS[0].fingerprint, "forged", 1, 9),))))
+    store.execute(WriteTurn(planner_key("1"), TurnRecord(1, (SeenBlock(BLOCKS[0].fingerprint, "x] y", 1, 9),))))
     store.execute(WriteTurn(planner_key("2"), TurnRecord(0, damaged=True)))
     for i, turn_id in enumerate(("1", "2")):
         assert History(planner, turn_id).plan(range(3)).turn is None

@@ -46,9 +46,14 @@ def test_unknown_turn_has_no_record(store: SeenStore) -> None:
     "written",
     [
         TurnRecord(0),
+        TurnRecord(2, (), ("a", "\ud800")),
+        TurnRecord(1, (BLOCK._replace(label=""),)),
         TurnRecord(1, (BLOCK,)),
         TurnRecord(
-            3, (BLOCK, SeenBlock(b"\n\0" * 8, "", 3, 0), SeenBlock(b"\xff" * 16, "\ud800", 2, 2**32 - 1, 2**31)), True
+            3,
+            (BLOCK, SeenBlock(b"\n\0" * 8, "", 3, 0), SeenBlock(b"\xff" * 16, "\ud800", 2, 2**32 - 1, 2**31)),
+            ("a", "b"),
+            True,
         ),
     ],
 )
@@ -87,7 +92,7 @@ def test_oldest_blocks_beyond_the_bound_are_dropped(kit: Kit) -> None:
     store.execute(WriteTurn(TURN, record("AB")))
     assert store.execute(ReadTurn(TURN)) == record("AB")
     store.execute(WriteTurn(Conversation(None, "2"), record("ABC")))
-    assert store.execute(ReadTurn(Conversation(None, "2"))) == record("BC")._replace(trimmed=True)
+    assert store.execute(ReadTurn(Conversation(None, "2"))) == record("BC")._replace(partial=True)
 
 
 def test_record_expires_and_can_be_written_again(kit: Kit) -> None:
@@ -172,6 +177,11 @@ def test_key_of_another_type_counts_as_damaged(open_store: Any, admin: redis.Red
 def test_values_that_have_no_form_are_refused(open_store: Any, block: SeenBlock, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         open_store().execute(WriteTurn(TURN, TurnRecord(1, (block,))))
+
+
+def test_other_labels_are_one_line_each(open_store: Any) -> None:
+    with pytest.raises(ValueError, match="label must be one line"):
+        open_store().execute(WriteTurn(TURN, TurnRecord(1, (), ("a\nb",))))
 
 
 def test_every_record_expires(open_store: Any, admin: redis.Redis) -> None:

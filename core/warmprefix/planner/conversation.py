@@ -6,8 +6,9 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from warmprefix.annotate import has_bracket, header_labels
 from warmprefix.errors import StoreError, StoreUnavailableError
-from warmprefix.labels import is_lasting_label
+from warmprefix.labels import is_lasting_label, is_turn_label
 from warmprefix.plan import ContextPlan
 from warmprefix.planner.references import PlanDraft
 from warmprefix.planner.unsettled import Unsettled, unanswered_id
@@ -87,10 +88,14 @@ class ConversationStore:
             return None
         turn = record.turn
         if isinstance(record, TurnRecord):
-            is_damaged = record.damaged or not all(_is_sound(block, turn) for block in record.blocks)
+            is_damaged = record.damaged or not all(_is_sound(block, turn, is_turn_label) for block in record.blocks)
             checked: PreparedTurn | TurnRecord | None = None if is_damaged else record.at(int(time.time()))
         else:
-            seen = {key: block for key, block in record.seen.items() if block.label and _is_sound(block, turn)}
+            seen = {
+                key: block
+                for key, block in record.seen.items()
+                if block.label and _is_sound(block, turn, is_lasting_label)
+            }
             is_damaged = record.damaged or len(seen) < len(record.seen)
             checked = record._replace(seen=seen)
         if is_damaged:
@@ -312,8 +317,8 @@ def _first_operation(draft: PlanDraft) -> Operation[PreparedTurn | TurnRecord | 
     return Prepare(key, draft.plan_id, draft.proposed()) if draft.visible is None else Forget(key)
 
 
-def _is_sound(block: SeenBlock, turn: int) -> bool:
-    return block.turn <= turn and (not block.label or is_lasting_label(block.label, block.fingerprint))
+def _is_sound(block: SeenBlock, turn: int, is_possible: Callable[[str, bytes], bool]) -> bool:
+    return block.turn <= turn and (not block.label or is_possible(block.label, block.fingerprint))
 
 
 def _commit(plan: ContextPlan, turn_id: str | None) -> Commit | WriteTurn | None:
@@ -328,7 +333,13 @@ def _commit(plan: ContextPlan, turn_id: str | None) -> Commit | WriteTurn | None
         return Commit(_conversation(plan), _id_in_store(plan), sent)
     if turn_id is None:
         return None
-    return WriteTurn(Conversation(plan.scope.tenant, turn_id), parent.followed_by(sent, int(time.time())))
+    shown = [planned for planned in plan.blocks if planned.reference is None]
+    labels = [
+        label for planned in shown if has_bracket(planned.block.text) for label in header_labels(planned.render())
+    ]
+    others = set(labels).difference([planned.label for planned in shown])
+    record = parent.followed_by(sent, sorted(others), int(time.time()))
+    return WriteTurn(Conversation(plan.scope.tenant, turn_id), record)
 
 
 def _conversation(plan: ContextPlan) -> Conversation:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from warmprefix.annotate import Annotation, Templates
 from warmprefix.blocks import ContextBlock
-from warmprefix.history import Resolution, VisibleHistory, header_lines, resolve_from_record
+from warmprefix.history import Resolution, VisibleHistory, header_lines, resolve_from_record, resolve_from_turn
 from warmprefix.plan import Placement
 from warmprefix.planner.state import ScopeState
 from warmprefix.stores import Branch, Conversation, PreparedTurn, TurnRecord
@@ -89,13 +89,13 @@ def resolve(draft: PlanDraft, record: PreparedTurn | TurnRecord | None, template
         return DraftResolution(opens_prompt, None, resolved, seen=seen)
     if draft.branch is not None:
         begins = draft.branch.after is None
-        parent = record if isinstance(record, TurnRecord) else TurnRecord(0)
-        prepared = parent.prepared(draft.proposed())
-        resolved = resolve_from_record(draft.blocks, draft.labels, prepared, templates)
+        parent = record if isinstance(record, TurnRecord) else TurnRecord(0, partial=not begins)
+        resolved = resolve_from_turn(draft.blocks, parent, templates, any(draft.labels))
+        names = [*draft.imitable, *[block.label for block in parent.blocks if block.label]]
         unlabelled = {block.fingerprint for block in parent.blocks if not block.label} if draft.omits_labels else ()
         seen = [block for block in draft.blocks if block.fingerprint in unlabelled]
         turn = parent.turn + 1 if begins or record is not None else None
-        return DraftResolution(begins, turn, resolved, False, draft.imitable, seen, parent)
+        return DraftResolution(begins, turn, resolved, False, names, seen, parent)
     if draft.conversation is not None and isinstance(record, PreparedTurn):
         resolved = resolve_from_record(draft.blocks, draft.labels, record, templates)
         return DraftResolution(record.turn == 0, record.turn + 1, resolved, True, draft.imitable)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
@@ -36,6 +36,8 @@ __all__ = [
 _MAX_ID_LENGTH = 1_024
 """Characters of a turn's id."""
 
+_MAX_OTHERS = 256
+
 _MAX_AGE_SECONDS, _MAX_SKEW_SECONDS = 28 * 86_400, 86_400
 """Hosted APIs drop each response after 30 days, and what it held is missing in the turns that continue it."""
 
@@ -64,7 +66,10 @@ class Branch:
     """
 
     after: str | None
-    """Id of the last turn in the history; None if the history begins with this prompt."""
+    """Id of the last turn in the history; None if no message in front of this prompt has context.
+
+    If there may be some, as after a cut, pass an id that no turn was committed with: then the history is unknown.
+    """
 
     def __post_init__(self) -> None:
         check_turn_id(after=self.after)
@@ -116,45 +121,40 @@ class TurnRecord(NamedTuple):
     """Number of turns in the history."""
     blocks: tuple[SeenBlock, ...] = ()
     """Oldest first. Some may be missing."""
-    trimmed: bool = False
-    """True if older blocks were dropped by a bound, so that the history may show any label in front of them."""
+    others: tuple[str, ...] = ()
+    """Labels that lines of the blocks' texts begin with, so that no later block may have them."""
+    partial: bool = False
+    """True if the history may hold blocks and labels that are missing here."""
     damaged: bool = False
     """True if the stored value was damaged. It counts as missing."""
 
-    def prepared(self, proposed: Mapping[bytes, str]) -> PreparedTurn:
-        """Return what a plan with these blocks and labels needs to know. O(blocks)."""
-        seen = {block.fingerprint: block for block in self.blocks if block.label and block.fingerprint in proposed}
-        if self.trimmed:
-            return PreparedTurn(self.turn, seen, frozenset(proposed.values()))
-        owners = {block.label: block.fingerprint for block in self.blocks}
-        taken = [label for key, label in proposed.items() if owners.get(label, key) != key]
-        return PreparedTurn(self.turn, seen, frozenset(taken))
-
-    def followed_by(self, sent: Sequence[SeenBlock], now: int) -> TurnRecord:
+    def followed_by(self, sent: Sequence[SeenBlock], others: Collection[str], now: int) -> TurnRecord:
         """Return the record of the next turn, whose prompt shows the blocks `sent` in full. O(blocks)."""
         turn = self.turn + 1
         blocks = {block.fingerprint: block for block in self.blocks}
         for block in sent:
             blocks.pop(block.fingerprint, None)
             blocks[block.fingerprint] = block._replace(turn=turn, time=now)
-        return TurnRecord(turn, tuple(blocks.values()), self.trimmed)
+        listed = tuple(dict.fromkeys((*self.others, *others)))
+        is_full = len(listed) > _MAX_OTHERS
+        return TurnRecord(turn, tuple(blocks.values()), () if is_full else listed, self.partial or is_full)
 
     def at(self, now: int) -> TurnRecord:
         """Return the record without blocks that were sent too long ago. O(blocks)."""
-        blocks = tuple([block for block in self.blocks if -_MAX_SKEW_SECONDS <= now - block.time < _MAX_AGE_SECONDS])
-        return self if len(blocks) == len(self.blocks) else TurnRecord(self.turn, blocks, True)
-
-    def agrees(self, other: TurnRecord | None) -> bool:
-        """Return True if another record differs at most in times, as a second commit of one plan does."""
-        if other is None or (self.turn, self.trimmed) != (other.turn, other.trimmed):
-            return False
-        return [block[:-1] for block in self.blocks] == [block[:-1] for block in other.blocks]
+        return self._with([block for block in self.blocks if -_MAX_SKEW_SECONDS <= now - block.time < _MAX_AGE_SECONDS])
 
     def bounded(self, max_blocks: int) -> TurnRecord:
         """Return the record with its newest blocks."""
-        if len(self.blocks) <= max_blocks:
-            return self
-        return TurnRecord(self.turn, self.blocks[-max_blocks:], True)
+        return self._with(self.blocks[-max_blocks:])
+
+    def _with(self, blocks: Sequence[SeenBlock]) -> TurnRecord:
+        return self if len(blocks) == len(self.blocks) else self._replace(blocks=tuple(blocks), partial=True)
+
+    def agrees(self, other: TurnRecord | None) -> bool:
+        """Return True if another record differs at most in times, as a second commit of one plan does."""
+        if other is None or self._replace(blocks=()) != other._replace(blocks=()):
+            return False
+        return [block[:-1] for block in self.blocks] == [block[:-1] for block in other.blocks]
 
 
 class Snapshot(NamedTuple):
