@@ -59,25 +59,28 @@ class RedisOrderSharing:
 
     In Redis a stream takes about 22 bytes per block of the last 4,000 orders, and expires a day after the last one. Its
     key is a digest; its entries hold fingerprints, token counts and ranks. Commands: XADD, PEXPIRE, XRANGE, and PING
-    after a failure. Labels are not shared: a label derived from the block is the same everywhere, and any other label
-    only matters to the prompts of the worker that gave it.
+    after a failure; XREVRANGE with `newest_first`. Labels are not shared: a label derived from the block is the same
+    everywhere, and any other label only matters to the prompts of the worker that gave it.
 
     A forked process is another worker. While one node of a Cluster does not answer, nothing is shared through the other
     nodes either.
     """
 
-    def __init__(self, url: str, *, prefix: str = "wp") -> None:
+    def __init__(self, url: str, *, prefix: str = "wp", newest_first: bool = False) -> None:
         """Check the arguments; connecting, and the thread, start with the first `publish` or `follow`.
 
         Args:
             url: A URL as for `RedisSeenStore`.
             prefix: Beginning of all keys.
+            newest_first: Pass the latest 256 orders of a scope to `learn` in its first call, which comes even if there
+                are none. If there are more, all kept orders follow from the oldest on, these among them.
 
         Raises:
             ValueError: The prefix is empty or has braces, or the URL cannot be used.
         """
         self._target = parse_redis_url(url)
         self._prefix = check_prefix(prefix)
+        self._newest_first = newest_first
         self._streams: dict[Scope, _Stream] = {}
         self._closed = False
         self._counts: Counter[str] = Counter()
@@ -126,7 +129,9 @@ class RedisOrderSharing:
             if self._closed:
                 return
             key = stream_key(self._prefix, scope)
-            self._streams[scope] = _Stream(key, learn, os.urandom(SENDER_BYTES), now, now + _BUSY_SECONDS)
+            self._streams[scope] = _Stream(
+                key, learn, os.urandom(SENDER_BYTES), now, now + _BUSY_SECONDS, self._newest_first
+            )
         self._run(hurry=True)
 
     def unfollow(self, scope: Scope) -> None:
@@ -207,7 +212,10 @@ class RedisOrderSharing:
         for key, _, entry in outgoing:
             pipeline.xadd(key, {_FIELD: entry}, maxlen=_KEPT_ORDERS, approximate=True)
         for _, stream in due:
-            pipeline.xrange(stream.key, b"(" + stream.position, "+", count)
+            if stream.is_unread:
+                pipeline.xrevrange(stream.key, count=_MAX_READ)
+            else:
+                pipeline.xrange(stream.key, b"(" + stream.position, "+", count)
         for key in {key for key, _, _ in outgoing}:
             pipeline.pexpire(key, _TTL_MS)
         try:
@@ -265,22 +273,27 @@ class RedisOrderSharing:
             stream.due_at = now + _MAX_PAUSE_SECONDS
             self._failed("redis", answer)
             return
+        is_first, stream.is_unread = stream.is_unread, False
+        if is_first:
+            answer, count = answer[::-1], _MAX_READ
         orders = list(self._orders_of_others(stream, answer))
-        if answer:
+        if answer and not (is_first and len(answer) == count):  # else all are read, so that the newest come last
             stream.position = max(stream.position, answer[-1][0], key=_place)
         wait = _LOOK_SECONDS if now < stream.busy_until else _IDLE_LOOK_SECONDS
         stream.due_at = now if len(answer) == count else now + wait
-        for first in range(0, len(orders), _SLICE):
+        size = _MAX_READ if is_first else _SLICE
+        for first in range(0, max(len(orders), is_first), size):
             if self._streams.get(scope) is not stream or self._closed:
                 return
-            part = orders[first : first + _SLICE]
+            part = orders[first : first + size]
             try:
                 stream.learn(part)
             except Exception as error:
                 self._failed("learning", error)
                 continue
             self._count("received", len(part))
-            time.sleep(_YIELD_SECONDS)
+            if not is_first:  # a request may wait for the newest orders
+                time.sleep(_YIELD_SECONDS)
         if orders and stream.has_caught_up and self._server_offset is not None:
             self._lag = max(time.monotonic() + self._server_offset - _place(stream.position)[0] / 1_000, 0.0)
         stream.has_caught_up = stream.has_caught_up or len(answer) < count
@@ -305,6 +318,8 @@ class _Stream:
     due_at: float
     """When to look at it again."""
     busy_until: float
+    is_unread: bool
+    """True until the newest orders are read, which come first."""
     position: bytes = b"0-0"
     """Last entry read."""
     has_caught_up: bool = False

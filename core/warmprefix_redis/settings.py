@@ -90,19 +90,24 @@ def planner_options(url: str | None, settings: SharedSettings | None) -> Planner
     }
 
 
-def shared_orders(url: str | None = None, settings: SharedSettings | None = None) -> RedisOrderSharing | None:
+def shared_orders(
+    url: str | None = None, settings: SharedSettings | None = None, *, newest_first: bool = False
+) -> RedisOrderSharing | None:
     """Return what shares orders through a Redis or Valkey server; None if the settings share none.
 
     Args:
         url: As for `RedisSeenStore`; by default that of the settings.
         settings: By default those of the environment.
+        newest_first: As for `RedisOrderSharing`.
 
     Raises:
         ValueError: There is no URL, or it can't be used.
     """
     settings = SharedSettings() if settings is None else settings
     address = _address(url, settings)
-    return RedisOrderSharing(address, prefix=settings.key_prefix) if settings.share_orders else None
+    if not settings.share_orders:
+        return None
+    return RedisOrderSharing(address, prefix=settings.key_prefix, newest_first=newest_first)
 
 
 def _address(url: str | None, settings: SharedSettings) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Collection, Iterable, Sequence
 from functools import partial
@@ -77,6 +78,11 @@ class AgentRouter(Fleet[AgentTenant]):
         check_type("sharing", sharing, OrderSharing, optional=True)
         self._bounds = bounds
         self._sharing: OrderSharing = NoSharing() if sharing is None else sharing
+        self._patience = 0.0
+        """Seconds that a tenant's first request waits for the newest assignments of other routers."""
+        self._sharing_answers = True
+        self._arrivals: dict[str | None, threading.Event] = {}
+        """Set when the newest assignments of a tenant have been learned."""
         super().__init__(agents, bounds.max_tenants, bounds.max_bytes)
 
     @classmethod
@@ -90,8 +96,9 @@ class AgentRouter(Fleet[AgentTenant]):
     ) -> Self:
         """Return a router that learns from all routers of these agents that use the same Redis or Valkey.
 
-        It connects in the background; a server that is down costs hits and nothing else. `close` it at the end, or use
-        it as a context manager. `agents` and `bounds` are as for `AgentRouter`.
+        So a restarted process goes on with the routing of the one before. The first request of a tenant waits for the
+        latest 256 assignments, up to `store_budget` of the settings; a server that is down costs hits and nothing else.
+        `close` it at the end, or use it as a context manager. `agents` and `bounds` are as for `AgentRouter`.
 
         Args:
             url: As for `RedisSeenStore`; by default that of the settings.
@@ -102,9 +109,12 @@ class AgentRouter(Fleet[AgentTenant]):
             MissingExtraError: The extra `redis` is not installed.
             ValueError: There is no URL, or an unusable one.
         """
-        from warmprefix_redis import shared_orders  # needs an extra
+        from warmprefix_redis import SharedSettings, shared_orders  # needs an extra
 
-        return cls(agents, bounds=bounds, sharing=shared_orders(url, settings))
+        settings = SharedSettings() if settings is None else settings
+        router = cls(agents, bounds=bounds, sharing=shared_orders(url, settings, newest_first=True))
+        router._patience = settings.store_budget * settings.share_orders
+        return router
 
     @property
     def agents(self) -> tuple[Agent, ...]:
@@ -151,6 +161,7 @@ class AgentRouter(Fleet[AgentTenant]):
         blocks = as_blocks(blocks)
         check_request(conversation, tenant=tenant)
         distinct, places = distinct_blocks(blocks)
+        self._await_newest(tenant)
         with self._lock:
             names = list(self._members) if agents is None else self._available(agents)
             if not names:
@@ -188,6 +199,22 @@ class AgentRouter(Fleet[AgentTenant]):
             joined = joined_blocks(blocks, [(i,) for i in range(len(blocks))])
             conversation, together = assignment.conversation, assignment.together
             return self._assign(assignment.tenant, conversation, blocks, places, joined, others, together)
+
+    def _await_newest(self, tenant: str | None) -> None:
+        """Wait for what other routers assigned lately, if this is the tenant's first request.
+
+        After a wait in vain, no request waits until something was learned again.
+        """
+        if not self._patience:
+            return
+        with self._lock:
+            if tenant not in self._tenants.states:
+                self._arrivals[tenant] = threading.Event()
+                self._tenants.use(tenant)
+            arrival = self._arrivals.get(tenant)
+        if arrival is not None and self._sharing_answers:
+            self._sharing_answers = arrival.wait(self._patience)
+            self._arrivals.pop(tenant, None)
 
     def _assign(
         self,
@@ -351,6 +378,9 @@ class AgentRouter(Fleet[AgentTenant]):
                     state.learn(names[segment.agent], segment.blocks, segment.conversation)
                     self._counts["learned"] += len(segment.blocks)
                     self._tenants.record(tenant, state)
+            self._sharing_answers = True
+            if (arrival := self._arrivals.pop(tenant, None)) is not None:
+                arrival.set()
 
     def _new_tenant(self, tenant: str | None) -> AgentTenant:
         self._sharing.follow(routing_scope(tenant), partial(_learn, weakref.WeakMethod(self._learn), tenant))
@@ -359,6 +389,7 @@ class AgentRouter(Fleet[AgentTenant]):
 
     def _tenant_forgotten(self, tenant: str | None, state: AgentTenant) -> None:
         self._sharing.unfollow(routing_scope(tenant))
+        self._arrivals.pop(tenant, None)
 
     def load(self, tenant: str | None = None) -> dict[str, float]:
         """Return the tokens that each agent was assigned lately, over its weight. Empty for a new tenant."""
@@ -383,6 +414,7 @@ class AgentRouter(Fleet[AgentTenant]):
         with self._lock:
             for tenant in self._tenants.states:
                 self._sharing.unfollow(routing_scope(tenant))
+            self._arrivals.clear()
             for member in [*self._members.values(), *self._failed.values()]:
                 member.first_blocks.clear()
             super().reset()

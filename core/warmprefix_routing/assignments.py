@@ -85,7 +85,7 @@ class RouterStats:
     stale: int = 0
     """Blocks that counted as held until a report showed that they were not."""
     learned: int = 0
-    """Blocks that other routers of the same agents assigned."""
+    """Blocks that other routers of the same agents assigned; those of the newest may count twice after a start."""
     failures: int = 0
     """Failures of agents that were reported to the router."""
     feed_errors: int = 0

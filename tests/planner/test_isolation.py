@@ -559,6 +559,7 @@ def router_stats(world: World, loot: Loot, me: Conversation) -> None:
 def router_from_url(world: World, loot: Loot, me: Conversation) -> object:
     if world.settings is None:
         return None  # a world without a server has no URL
+    world.settle()  # the new router starts with what the tenant's others have assigned
     with AgentRouter.from_url(agents=AGENTS, settings=world.settings) as router:
         return routed(router.assign(loot.blocks, conversation=VICTIM.id, tenant=me.tenant))
 

@@ -10,6 +10,7 @@ from typing import Any, get_args
 import pytest
 from openai import OpenAI
 
+import agent_restart
 import agent_routing
 import fleet
 import real_routers
@@ -64,6 +65,7 @@ def test_the_tables_are_those_of_the_benchmarks() -> None:
     assert real_routers.table(read_rows("real_routers")) in PAGE
     assert fleet.table(read_rows("fleet"), "ragpulse_rag") in PAGE
     assert agent_routing.table(read_rows("agent_routing"), 15) in PAGE
+    assert agent_restart.table(read_rows("agent_restart")) in PAGE
 
 
 def test_the_cost_of_routing_is_that_of_the_benchmark() -> None:

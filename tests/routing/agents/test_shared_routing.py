@@ -13,7 +13,7 @@ import pytest
 
 from fault_proxy import FaultProxy, Stall, Truncate
 from redis_servers import HOST, Server, binaries, free_port, wait_until
-from warmprefix import ContextBlock
+from warmprefix import ContextBlock, EngineReport
 from warmprefix.order_sharing import MAX_BLOCKS, MAX_TOKENS, LearnedOrder, NoSharing
 from warmprefix_redis.order_codec import encode, stream_key
 from warmprefix_redis.order_sharing import RedisOrderSharing
@@ -52,8 +52,8 @@ def new_router(prefix: str) -> Iterator[NewRouter]:
     before = set(threading.enumerate())
     made: list[AgentRouter] = []
 
-    def make(url: str, agents: Any = AGENTS, **bounds: Any) -> AgentRouter:
-        settings = SharedSettings(redis_url=url, key_prefix=prefix)
+    def make(url: str, agents: Any = AGENTS, budget: float = 0.020, **bounds: Any) -> AgentRouter:
+        settings = SharedSettings(redis_url=url, key_prefix=prefix, store_budget=budget)
         # So that nothing spills, and holders get all their blocks.
         numbers = AgentBounds(**{"free_tokens": 10**9, "prompt_tokens": 0, **bounds})
         made.append(AgentRouter.from_url(agents=agents, settings=settings, bounds=numbers))
@@ -128,6 +128,50 @@ def test_late_router_learns_earlier_assignments(server: Server, new_router: NewR
     learned(late, 30)
     found = late.assign(blocks(*range(30)))
     assert [assigned.agent for assigned in found.blocks] == [AGENTS[number % 3] for number in range(30)]
+
+
+def test_a_restarted_router_starts_with_the_latest_assignments(server: Server, new_router: NewRouter) -> None:
+    """Its first request finds them; older ones are learned as if they had come first."""
+    one = new_router(server.url)
+    for number in range(300):
+        pin(one, number, AGENTS[number % 3], conversation=f"chat {number % 2}", tenant="acme")
+    published(one, 300)
+    one.close()
+    agents = [Agent(name, capacity_tokens=9_000) for name in AGENTS]
+    late = new_router(server.url, agents, budget=10.0)
+    newest = range(44, 300)
+    found = late.assign(blocks(*newest), conversation="chat 0", tenant="acme")
+    assert [assigned.agent for assigned in found.blocks] == [AGENTS[number % 3] for number in newest]
+    assert {assigned.held for assigned in found.blocks[::2]} == {"conversation"}
+    late.abandon(found)
+    follow(late, "acme")
+    learned(late, 556)
+    for number, view in enumerate(late._tenants.states["acme"].agents.values()):
+        expected = [block.fingerprint for block in blocks(*range(30 + number, 300, 3))]
+        assert list(view.cache.blocks) == expected
+
+
+def test_a_report_corrects_what_a_restarted_router_learned(server: Server, new_router: NewRouter) -> None:
+    """The engine has lost its cache too: one report shows it, as in the process that gave out the blocks."""
+    one, alone = new_router(server.url), AgentRouter(AGENTS, bounds=AgentBounds(free_tokens=10**9, prompt_tokens=0))
+    for router in (one, alone):
+        for number in range(6):
+            pin(router, number, AGENTS[1])
+    published(one, 6)
+    one.close()
+    for router in (new_router(server.url, budget=10.0), alone):
+        again = router.assign(blocks(4))
+        assert again.blocks[0].held == "cache"
+        router.commit(again, report=EngineReport(cached_tokens=0, prompt_tokens=140))
+        assert router.stats().stale == 5
+        assert [each.held for each in router.assign(blocks(*range(6))).blocks] == [None] * 4 + ["cache"] * 2
+
+
+def test_a_router_that_is_the_first_waits_for_nothing(server: Server, new_router: NewRouter) -> None:
+    router = new_router(server.url, budget=1_000.0)
+    for tenant in (None, "acme"):
+        assert [assigned.held for assigned in read(router, blocks(1), tenant=tenant).blocks] == [None]
+    assert not router._arrivals
 
 
 def test_conversation_continues_at_another_router(server: Server, new_router: NewRouter) -> None:
@@ -301,6 +345,56 @@ def test_redis_hangs(own_server: Server, new_router: NewRouter) -> None:
     finally:
         own_server.resume()
     thread.join()
+
+
+def test_a_server_that_hangs_delays_one_request(own_server: Server, new_router: NewRouter) -> None:
+    router = new_router(own_server.url)
+    own_server.pause()
+    try:
+        router.assign(blocks(1), tenant="one")
+        assert not router._sharing_answers
+        router._patience = 1_000.0  # no other request waits
+        router.assign(blocks(1), tenant="two")
+        router.assign(blocks(1), tenant="one")
+    finally:
+        own_server.resume()
+    wait_until(lambda: router._sharing_answers, "it answers again")
+    router.assign(blocks(1), tenant="three")
+    assert router._sharing_answers
+
+
+@pytest.mark.parametrize("ruin", ["flushed", "garbage", "another version", "read-only"])
+def test_what_the_server_lost_is_learned_again(
+    own_server: Server, new_router: NewRouter, prefix: str, ruin: str
+) -> None:
+    one = new_router(own_server.url, budget=10.0)
+    pin(one, "before", AGENTS[1], tenant="acme")
+    published(one, 1)
+    key = stream_key(prefix, routing_scope("acme"))
+    with own_server.client() as client:
+        if ruin == "flushed":
+            client.flushall()
+        elif ruin == "garbage":
+            client.set(key, b"no stream")
+        elif ruin == "another version":
+            entries: Any = client.xrange(key)
+            client.delete(key)
+            client.xadd(key, {b"o": b"\2" + entries[0][1][b"o"][1:]})
+        else:
+            client.config_set("min-replicas-to-write", "1")
+        late = new_router(own_server.url, budget=0.2 if ruin == "garbage" else 10.0)
+        held = late.assign(blocks("before"), tenant="acme").blocks[0].held
+        assert held == ("cache" if ruin == "read-only" else None)
+        pin(one, "while it cannot be shared", AGENTS[1], tenant="acme")
+        if ruin == "garbage":
+            client.delete(key)
+        client.config_set("min-replicas-to-write", "0")
+
+    def again() -> bool:
+        pin(one, "after", AGENTS[2], tenant="acme")
+        return late.assign(blocks("after"), tenant="acme").blocks[0].held is not None
+
+    wait_until(again, "what is read then is shared again")
 
 
 @pytest.mark.parametrize("fault", [Stall(), Truncate(10)], ids=["stalls", "cuts"])

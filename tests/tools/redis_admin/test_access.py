@@ -177,7 +177,7 @@ def store_works(url: str, admin: Admin) -> bool:
 def sharing_works(url: str, admin: Admin) -> bool:
     """Return whether orders reach an early and a late follower, also after a failure."""
     received: list[LearnedOrder] = []
-    teller, reader, late = (RedisOrderSharing(url) for _ in range(3))
+    teller, reader, late = (RedisOrderSharing(url, newest_first=first) for first in (False, False, True))
     sharings = (teller, reader, late)
 
     def errors() -> int:
