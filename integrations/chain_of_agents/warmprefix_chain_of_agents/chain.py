@@ -22,6 +22,7 @@ from warmprefix_chain_of_agents.results import ChainAnswer, ChainProgress
 from warmprefix_chain_of_agents.runs import Run, RunEvent
 from warmprefix_chain_of_agents.turns import ChainQuestion, ChainSetup, Mode, OnFailure
 from warmprefix_openai import Retries
+from warmprefix_openai.salt_check import SaltCheck
 from warmprefix_requests.neighbours import PinRule
 from warmprefix_routing import AgentRouter
 
@@ -149,6 +150,7 @@ class ChainOfAgents:
             timeout=timeout,
             retries=Retries(count=2, longest=30.0) if retries is None else retries,
             prompts=Prompts() if prompts is None else prompts,
+            salts=SaltCheck(),
         )
         if manager.name in self._setup.crew.workers:
             raise ValueError(f"name of the manager must differ from the workers' names, got {manager.name!r}")

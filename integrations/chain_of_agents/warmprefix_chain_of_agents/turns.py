@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from functools import partial
+from importlib import import_module
+from typing import Any, Literal, NamedTuple
+
+from openai import APIStatusError, AsyncOpenAI, BadRequestError
 
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner, EngineReport
 from warmprefix.plan import Placement
@@ -14,11 +20,15 @@ from warmprefix_chain_of_agents.crew import Crew
 from warmprefix_chain_of_agents.memory import Chat, ChatKey, ChatMemory, ChatMessage
 from warmprefix_chain_of_agents.prompts import Prompts
 from warmprefix_openai import AnswerError, ChatAnswer, ChatAsker, Retries, ask_with_retries, chat_options, may_pass
+from warmprefix_openai.salt_check import SaltCheck
 
 __all__ = ["AgentTurn", "ChainQuestion", "ChainSetup", "Mode", "OnFailure", "Turns"]
 
 Mode = Literal["chain", "map"]
 OnFailure = Literal["skip", "raise"]
+
+_QUESTION_SECONDS = 5.0
+"""Longest time of a question about an engine's salts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +48,7 @@ class ChainSetup:
     timeout: float | None
     retries: Retries
     prompts: Prompts
+    salts: SaltCheck
 
 
 class ChainQuestion(NamedTuple):
@@ -146,6 +157,8 @@ class Turns:
                 on_text(text)
 
         async def attempt() -> ChatAnswer:
+            if cache_salt is not None:
+                await self._check_salt(speaker)
             answer = await asker.ask(options, on_text=report)
             _check_text(answer)
             return answer
@@ -156,6 +169,36 @@ class Turns:
             may_retry=lambda error: not has_text and may_pass(error),
             on_retry=lambda error: self.on_retry(speaker.name, error),
         )
+
+    async def _check_salt(self, speaker: Speaker) -> None:
+        """Find out whether the engine separates tenants by their salts, once a minute.
+
+        Raises:
+            BadRequestError: It ignores the salt on this route.
+        """
+        client: Any = speaker.client
+        library = import_module(type(client.base_url).__module__.partition(".")[0])  # httpx, or what replaces it
+        request = library.Request("POST", f"{client.base_url}chat/completions")
+        headers = speaker.options.get("extra_headers") or {}
+        answers, failure = list[bytes](), None
+        try:
+            for question in self.setup.salts.questions(request):
+                options = {"headers": headers, "max_retries": 0, "timeout": _QUESTION_SECONDS}
+                ask = partial(client.get, str(question.url), cast_to=library.Response, options=options)
+                try:
+                    response = await (ask() if isinstance(client, AsyncOpenAI) else self._in_thread(ask))
+                except APIStatusError as error:
+                    response = error.response
+                answers.append(self.setup.salts.content(response))
+        except Exception as error:
+            answers, failure = [], error
+        refused = self.setup.salts.decide(request, "chat", answers, failure)
+        if refused is not None:
+            body = json.loads(refused)["error"]
+            raise BadRequestError(body["message"], response=library.Response(400, request=request), body=body)
+
+    async def _in_thread(self, call: Callable[[], Any]) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self.threads, call)
 
     async def _prompt(
         self,

@@ -98,8 +98,10 @@ Behaviour = Callable[[BaseHTTPRequestHandler], None]
 class Faulty:
     """A server that answers each request by the next of its behaviours; the last goes on for ever."""
 
-    def __init__(self, behaviours: Sequence[Behaviour]) -> None:
+    def __init__(self, behaviours: Sequence[Behaviour], owner: str | None = None) -> None:
         self.bodies: list[Json] = []
+        self.owner = owner
+        """The engine that the server names itself; None if it does not."""
         self.left = threading.Event()
         """Set when a client has left in the middle of an answer."""
         waiting = list(behaviours)
@@ -119,6 +121,14 @@ class Faulty:
                 except OSError:
                     faulty.left.set()
                 self.close_connection = True
+
+            def do_GET(self) -> None:
+                models = {"data": [{"id": "m", "owned_by": faulty.owner}]}
+                content = json.dumps({"version": "0.33.0"} if self.path == "/version" else models).encode()
+                self.send_response(404 if faulty.owner is None else 200)
+                self.send_header("content-length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
 
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name that it has to have
                 pass
@@ -226,7 +236,7 @@ def faults() -> Faults:
 def start_faulty() -> Iterator[Callable[..., Faulty]]:
     """Start servers, each with its behaviours."""
     with ExitStack() as stack:
-        yield lambda *behaviours: stack.enter_context(Faulty(behaviours))
+        yield lambda *behaviours, owner=None: stack.enter_context(Faulty(behaviours, owner))
 
 
 class ClosedPort:

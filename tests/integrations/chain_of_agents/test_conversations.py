@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from warmprefix_chain_of_agents import ChainOfAgents, Chat, ChatKey, InMemoryChats
+from warmprefix_chain_of_agents import ChainOfAgents, Chat, ChatKey, InMemoryChats, Manager, Worker, WorkersFailedError
 
 QUESTIONS = ["What is fact 1?", "And fact 2?", "Which of them is worth more?"]
 
@@ -74,8 +74,6 @@ def test_tenants_share_no_cache_and_no_chat(start_team: Any, documents: Any) -> 
 
 
 def test_salts_can_be_left_out(start_engine: Any, connect: Any, documents: Any) -> None:
-    from warmprefix_chain_of_agents import Manager, Worker
-
     engine = start_engine()
     client = connect(engine)
     chain = ChainOfAgents(
@@ -87,6 +85,34 @@ def test_salts_can_be_left_out(start_engine: Any, connect: Any, documents: Any) 
     assert "cache_salt" not in read
     assert answered["cache_salt"]
     assert answered["top_k"] == 1
+
+
+@pytest.mark.parametrize(("owner", "takes"), [("llamacpp", False), ("vllm", True), (None, True)])
+@pytest.mark.parametrize("is_async", [False, True], ids=["threads", "tasks"])
+async def test_tenants_are_refused_where_an_engine_ignores_salts(
+    start_faulty: Any,
+    faults: Any,
+    connect: Any,
+    connect_async: Any,
+    documents: Any,
+    owner: str | None,
+    takes: bool,
+    is_async: bool,
+) -> None:
+    engine = start_faulty(faults.text("A summary."), owner=owner)
+    client = (connect_async if is_async else connect)(engine)
+    chain = ChainOfAgents([Worker("w", client, "m")], Manager(client, "m"))
+    if takes:
+        await chain.arun(QUESTIONS[0], documents(1), tenant="acme")
+        assert all(body["cache_salt"] for body in engine.bodies)
+    else:
+        with pytest.raises(WorkersFailedError, match="this engine ignores cache_salt"):
+            await chain.arun(QUESTIONS[0], documents(1), tenant="acme")
+    assert len(engine.bodies) == 2 * takes
+    await chain.arun(QUESTIONS[0], documents(1))
+    unsalted = ChainOfAgents([Worker("w", client, "m", cache_salt=False)], Manager(client, "m", cache_salt=False))
+    await unsalted.arun(QUESTIONS[0], documents(1), tenant="acme")
+    assert [bool(body.get("cache_salt")) for body in engine.bodies] == [True, True] * takes + [False] * 4
 
 
 def test_a_chat_that_would_get_too_long_begins_again(
