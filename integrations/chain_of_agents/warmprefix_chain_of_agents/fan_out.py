@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, NamedTuple, get_args
 
-from warmprefix import ContextBlock, ContextPlan, ContextPlanner, EngineReport
+from warmprefix import Branch, ContextBlock, ContextPlan, ContextPlanner, EngineReport
 from warmprefix.errors import NoAgentError
 from warmprefix.forks import fork_safe_lock
 from warmprefix.plan import Placement
@@ -126,7 +126,12 @@ class FanOut:
 
     @contextmanager
     def planning(
-        self, share: Any, *, preamble: str | None = None, history: Iterable[Any] | None = None
+        self,
+        share: Any,
+        *,
+        preamble: str | None = None,
+        history: Iterable[Any] | None = None,
+        conversation: Branch | None = None,
     ) -> Iterator[ContextPlan]:
         """Do the same as `reading`, with the documents planned for this agent.
 
@@ -134,20 +139,29 @@ class FanOut:
             share: The agent's share.
             preamble: The text in front of the context, as for `ContextPlanner.plan`.
             history: With `placement="tail"`: the messages of the chat with this agent, as for `ContextPlanner.plan`.
-                Without it nothing is de-duplicated.
+            conversation: With `placement="tail"` and without `history`: the last turn of the chat with this agent, if
+                this process does not have its messages. Inside the `with` block, once the agent has answered, record
+                the new turn: `fan_out.planner.commit(plan, turn_id=...)`. Without both, nothing is de-duplicated.
         """
         with self.reading(share) as blocks:
-            with self.planner.planning(blocks, **self._plan_options(share, preamble, history)) as plan:
+            options = self._plan_options(share, preamble, history, conversation)
+            with self.planner.planning(blocks, **options) as plan:
                 yield plan
             self.commit(share, plan=plan)
 
     @asynccontextmanager
     async def aplanning(
-        self, share: Any, *, preamble: str | None = None, history: Iterable[Any] | None = None
+        self,
+        share: Any,
+        *,
+        preamble: str | None = None,
+        history: Iterable[Any] | None = None,
+        conversation: Branch | None = None,
     ) -> AsyncIterator[ContextPlan]:
-        """Do the same as `planning`, in a task."""
+        """Do the same as `planning`, in a task; there, `await fan_out.planner.acommit(plan, turn_id=...)`."""
         with self.reading(share) as blocks:
-            async with self.planner.planning(blocks, **self._plan_options(share, preamble, history)) as plan:
+            options = self._plan_options(share, preamble, history, conversation)
+            async with self.planner.planning(blocks, **options) as plan:
                 yield plan
             self.commit(share, plan=plan)
 
@@ -227,10 +241,16 @@ class FanOut:
         if not shares:
             del self._open[value_of(share, "assignment")]
 
-    def _plan_options(self, share: Any, preamble: str | None, history: Iterable[Any] | None) -> dict[str, Any]:
+    def _plan_options(
+        self, share: Any, preamble: str | None, history: Iterable[Any] | None, branch: Branch | None
+    ) -> dict[str, Any]:
+        if branch is not None and not isinstance(branch, Branch):
+            raise TypeError(f"conversation must be a Branch or None, got {type(branch).__name__}")
         agent, conversation = value_of(share, "agent"), value_of(share, "conversation")
         options = {"conversation": conversation, "tenant": value_of(share, "tenant"), "model": agent}
         if self._placement == "tail" and history is not None:
             chat = None if conversation is None else json.dumps([conversation, agent])  # each agent has its own
             options |= {"conversation": chat, "placement": "tail", "history": history}
+        elif self._placement == "tail" and branch is not None:
+            options |= {"conversation": branch, "placement": "tail"}
         return {**options, "preamble": preamble, "order_locked": self._order_locked}
