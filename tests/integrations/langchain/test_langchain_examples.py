@@ -17,6 +17,8 @@ from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
 
+from redis_servers import Server
+
 RunExample = Callable[[str, Any], tuple[str, int]]
 RunSection = Callable[[str, dict[str, Any]], dict[str, Any]]
 PASSAGES = [f"Passage {n}. " + "A function opens a file and reads it. " * 12 for n in range(6)]
@@ -39,7 +41,11 @@ def test_readme_block_runs(readme_blocks: Callable[[str], list[str]]) -> None:
         "tools": [],
     }
     [block] = readme_blocks("warmprefix_langchain")
-    exec(compile(block, "README.md", "exec"), names)
+    with Server() as server:
+        exec(compile(block.replace("redis://localhost:6379/0", server.url), "README.md", "exec"), names)
+        with names["planner"]:
+            found = names["chat"].invoke("question", {"configurable": {"thread_id": "chat-42"}})
+    assert [document.page_content.endswith("] Passage.") for document in found] == [True]
     assert names["retriever"].invoke("question") == [Document("Passage.", id="a")]
     assert names["agent"].invoke({"messages": [HumanMessage("Hello.")]})["messages"][-1].content == "An answer."
 
