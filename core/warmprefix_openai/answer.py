@@ -152,7 +152,7 @@ class AnswerFacts:
         self.usage: dict[str, Any] = {}
         """The reported usage, as it came."""
         self.response: Mapping[str, Any] | None = None
-        """The whole response of the Responses API, once it is completed."""
+        """The whole response of the Responses API, once it is completed, or cut at a limit."""
 
     @property
     def tokens(self) -> TokenUsage:
@@ -200,7 +200,7 @@ class AnswerFacts:
 
     def _read_response(self, response: object) -> None:
         if isinstance(response, Mapping) and response.get("object") == "response":
-            self.response = response if response.get("status") == "completed" else None
+            self.response = response if response.get("status") in ("completed", "incomplete") else None
 
     def read_prompt(self, payload: Mapping[str, Any]) -> None:
         """Read the usage and the prompt's tokens from an answer of any route, or from one event of it."""

@@ -65,9 +65,15 @@ def _carried_over(items: list[Any]) -> Iterator[Any]:
 def kept_turn(history: ServerHistory, answer: Mapping[str, Any] | None) -> str | None:
     """Return the id under which the server keeps the turn of this history; None if it keeps none, or may not.
 
-    `answer` is the whole answer of a Responses request; None if it was not read to its end.
+    An answer that was cut at a limit can be continued as well, but no conversation gets its items.
+
+    Args:
+        history: The history of the request.
+        answer: The whole answer of a Responses request; None if it was not read to its end.
     """
-    if not history.is_kept or answer is None or answer.get("status") != "completed":
+    if not history.is_kept or answer is None:
+        return None
+    if answer.get("status") not in (("completed",) if history.conversation else ("completed", "incomplete")):
         return None
     if answer.get("store") is False or answer.get("background"):
         return None

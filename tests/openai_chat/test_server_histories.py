@@ -140,7 +140,7 @@ def test_unknown_response_is_the_engines_to_refuse(chat: Chat, engine: Engine, p
 def test_turn_is_recorded_if_the_server_keeps_all_of_it(
     chat: Chat, engine: Engine, planner: Any, call: dict[str, Any]
 ) -> None:
-    is_kept = "context_management" in call
+    is_kept = "context_management" in call or "max_output_tokens" in call
     first = chat.follow("ab", None, **call)
     assert planner.fates == ["commit"]
     assert planner.turns == [first.id if is_kept else None]

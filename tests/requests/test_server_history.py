@@ -70,7 +70,9 @@ def test_anything_but_a_name_continues_nothing(after: object) -> None:
         ({}, "resp_2"),
         ({"store": None}, "resp_2"),
         ({"store": False}, None),
-        ({"status": "incomplete"}, None),
+        ({"status": "incomplete"}, "resp_2"),
+        ({"status": "in_progress"}, None),
+        ({"status": None}, None),
         ({"status": "failed"}, None),
         ({"status": "cancelled"}, None),
         ({"status": "queued", "background": True}, None),
@@ -98,7 +100,9 @@ def test_turn_is_kept_under_the_id_of_a_completed_answer(fields: dict[str, Any],
 def test_turn_in_a_conversation_needs_the_servers_word() -> None:
     history = ServerHistory("resp_1", is_whole=True, is_kept=True, conversation="conv_1")
     assert kept_turn(history, ANSWER) is None
-    assert kept_turn(history, {**ANSWER, "conversation": {"id": "conv_1"}}) == "resp_2"
+    confirmed = {**ANSWER, "conversation": {"id": "conv_1"}}
+    assert kept_turn(history, confirmed) == "resp_2"
+    assert kept_turn(history, {**confirmed, "status": "incomplete"}) is None
 
 
 def test_engine_may_leave_out_of_its_answer_what_it_was_asked() -> None:

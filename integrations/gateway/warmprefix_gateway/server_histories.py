@@ -138,6 +138,8 @@ class KeptAnswer:
         response = facts.response
         if self._is_recorded or response is None or response.get("store") is False:
             return
+        if response.get("status") != "completed":
+            return
         self._is_recorded = True
         id = response.get("id")
         if not isinstance(id, str):
