@@ -32,6 +32,8 @@ How = Literal["plain", "stream", "close", "cancel"]
 APPLICATIONS: Mapping[str, str] = {
     "planner-branch": "recorded.planner:BranchApplication",
     "planner-name": "recorded.planner:NameApplication",
+    "llamaindex-workflow": "recorded.llamaindex:WorkflowApplication",
+    "llamaindex-chat": "recorded.llamaindex:ChatEngineApplication",
     "responses": "recorded.responses:ResponsesApplication",
     "mem0": "recorded.mem0:Mem0Application",
 }
