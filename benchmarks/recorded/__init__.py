@@ -36,6 +36,11 @@ APPLICATIONS: Mapping[str, str] = {
     "llamaindex-chat": "recorded.llamaindex:ChatEngineApplication",
     "responses": "recorded.responses:ResponsesApplication",
     "mem0": "recorded.mem0:Mem0Application",
+    "langchain-branch": "recorded.langchain_chats:BranchChain",
+    "langchain-thread": "recorded.langchain_chats:ThreadChain",
+    "langchain-responses": "recorded.langchain_chats:ResponseChain",
+    "langgraph": "recorded.langchain_chats:GraphApplication",
+    "langgraph-branch": "recorded.langchain_chats:BranchGraph",
 }
 """Module and class of each application."""
 
