@@ -46,7 +46,7 @@ def test_the_pages_code_runs(emulator: Any, blocks: list[ContextBlock]) -> None:
     }
     page = (ROOT / "docs/openai.md").read_text()
     shown = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
-    assert len(shown) == 3
+    assert len(shown) == 4
     for block in shown:
         if "await" in block:
             body = "".join(f"    {line}\n" if line else "\n" for line in block.splitlines())
@@ -55,7 +55,8 @@ def test_the_pages_code_runs(emulator: Any, blocks: list[ContextBlock]) -> None:
         else:
             exec(compile(block, "openai.md", "exec"), names)
     stats = names["planner"].stats()
-    assert (stats.commits, stats.open_plans) == (4, 0)
-    assert stats.reports == 4
+    assert (stats.commits, stats.open_plans) == (6, 0)
+    assert stats.reports == 6
+    assert len(names["plan"].references) == len(blocks)
     names["client"].close()
     names["link"].close()
