@@ -16,7 +16,8 @@ import argparse
 import logging
 import sys
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from common import print_table
@@ -24,15 +25,16 @@ from recorded import APPLICATIONS, application_named, is_installed
 from recorded_counts import count_tokens
 from recorded_traces import read_talks
 from recorded_turns import RecordedWorld
-from result_files import write_rows
+from result_files import read_rows, write_rows
 from store_faults import RedisLaboratory
 
 PERIOD = 300
 """Turns between two faults."""
 MOST_TO_SHOWN = 1.02
 """Most computed tokens with the record, to those with the history shown."""
-RECORD_SECONDS = 1_800.0
-"""Seconds that a record lives: less than the jumps of the server's clock."""
+RECORDS: Mapping[str, Any] = {"ttl": 1_800.0, "max_blocks": 24, "budget": 0.05}
+"""Bounds of the records: less time than a jump of the server's clock, and fewer blocks than long conversations have. A
+call of Redis may take a little longer than by default, because on a busy machine few references would be made."""
 
 
 def run(
@@ -41,7 +43,8 @@ def run(
     """Run random turns of an application; return what was found."""
     began = time.perf_counter()
     failing = faults != "none"
-    with RedisLaboratory(seed, faults, lossy=failing, asymmetric=failing, ttl=RECORD_SECONDS) as laboratory:
+    asymmetric: dict[str, Any] = {"lossy": failing, "asymmetric": failing}
+    with RedisLaboratory(seed, faults, **asymmetric, **RECORDS) as laboratory:
         world = RecordedWorld(laboratory, application_named(name), seed)
         next_fault, faulty_until, next_line = period, None, turns // 10
         shown = 0
@@ -68,7 +71,7 @@ def run(
     found = world.findings
     return {
         "application": name,
-        "seed": seed,
+        "seeds": [seed],
         "turns": found.turns,
         "prompts": found.prompts,
         "passages": found.passages,
@@ -103,8 +106,23 @@ def random_turns(options: argparse.Namespace) -> int:
     table = [[row["application"], *(row[key] for key in keys), sum(row["faults"].values())] for row in rows]
     print_table(["application", *keys, "faults"], table)
     if options.write:
-        write_rows("recorded_conversations_turns", rows, ("application",))
+        write_rows("recorded_conversations_turns", list(map(added, rows)), ("application",))
     return 1 if any(row[key] for row in rows for key in ("dangling", "lost", "ambiguous", "crossed")) else 0
+
+
+def added(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a row with the sums of this run and of those before it, which had other seeds."""
+    before = [old for old in read_rows("recorded_conversations_turns") if old["application"] == row["application"]]
+    if not before or row["seeds"][0] in before[0]["seeds"]:
+        return row
+    total: dict[str, Any] = {}
+    for key, value in row.items():
+        old = before[0].get(key)
+        if isinstance(value, Mapping):
+            total[key] = dict(sorted((Counter(value) + Counter(old or {})).items()))
+        else:
+            total[key] = value if key == "application" or old is None else old + value
+    return total
 
 
 def counts(options: argparse.Namespace) -> int:
@@ -140,7 +158,7 @@ def main() -> int:
     parser.add_argument("--turns", type=int, default=5_000, help="random turns per application")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--faults", default="all", help="none, all, or a part of a name, such as 'killed'")
-    parser.add_argument("--write", action="store_true", help="write the result file")
+    parser.add_argument("--write", action="store_true", help="write the result file, or add to its sums")
     options = parser.parse_args()
     logging.getLogger("warmprefix").setLevel(logging.ERROR)  # stores fail on purpose here
     return counts(options) if options.part == "counts" else random_turns(options)

@@ -311,7 +311,7 @@ class RecordedWorld:
 
     def _worker(self, index: int) -> Application:
         url = self.laboratory.url(index)
-        planner = ContextPlanner(store=self.laboratory.store(index), annotate="both")
+        planner = ContextPlanner(store=self.laboratory.store(index), annotate=self.rng.choice(("both", "auto")))
         engine = Engine(self._server.base_url, url, self._server.config.model)
         return self._kind("record", engine, planner, Path(self._folder.name))
 

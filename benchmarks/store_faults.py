@@ -194,6 +194,8 @@ class RedisLaboratory(Laboratory):
     Args:
         lease_ttl: Seconds in which a plan must be committed.
         ttl: Seconds that a record lives, on the server's clock.
+        max_blocks: Blocks of a record.
+        budget: Seconds that a call may take.
         flavour: A key of `redis_servers.binaries()`; None for the first.
     """
 
@@ -206,11 +208,15 @@ class RedisLaboratory(Laboratory):
         asymmetric: bool,
         lease_ttl: float = 3.0,
         ttl: float = 86_400.0,
+        max_blocks: int = 64,
+        budget: float = 0.02,
         flavour: str | None = None,
     ) -> None:
         super().__init__(seed, faults, lossy=lossy, asymmetric=asymmetric)
         self._lease_ttl = lease_ttl
         self._ttl = ttl
+        self._max_blocks = max_blocks
+        self._budget = budget
         self._flavour = flavour
         self._proxies: list[FaultProxy] = []
         self._clock = Clock()
@@ -226,8 +232,8 @@ class RedisLaboratory(Laboratory):
         return f"redis://127.0.0.1:{self._proxies[worker].port}"
 
     def store(self, worker: int) -> SeenStore:
-        bounds = RecordBounds(lease_ttl=self._lease_ttl, max_blocks=64, ttl=self._ttl)
-        return RedisSeenStore(self.url(worker), bounds=bounds)
+        bounds = RecordBounds(lease_ttl=self._lease_ttl, max_blocks=self._max_blocks, ttl=self._ttl)
+        return RedisSeenStore(self.url(worker), bounds=bounds, timeout=self._budget)
 
     @property
     def lease(self) -> Lease:
