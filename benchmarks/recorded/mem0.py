@@ -92,6 +92,8 @@ class Mem0Application(Application):
     def edit(self, state: Any, rng: random.Random, *, conversation: str, tenant: str | None) -> Any:
         """Drop the oldest or the newest turns; the history that remains has an id without a record."""
         messages = state["messages"]
+        if len(messages) < 2:
+            return None
         place = 1 + 2 * rng.randrange(len(messages) // 2)
         kept = messages[:place] if rng.random() < 0.5 else [messages[0], *messages[place:]]
         return {"messages": MemoryChat(history=kept).messages if self.arm == "shown" else kept, "id": uuid.uuid4().hex}
