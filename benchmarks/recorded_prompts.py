@@ -115,12 +115,16 @@ class PromptFindings:
     examples: list[str] = field(default_factory=list)
     asked: dict[int, Sequence[Passage]] = field(default_factory=dict, repr=False)
     """The passages of each turn."""
+    shares: bool = False
+    """True if a turn may have several prompts, each with a share of the passages: only a turn that ended has all."""
 
     @property
     def wrong(self) -> int:
         return self.dangling + self.lost + self.ambiguous + self.crossed
 
-    def check(self, number: int, prompts: Sequence[Sequence[PromptMessage]], *, cut: bool = False) -> list[str]:
+    def check(
+        self, number: int, prompts: Sequence[Sequence[PromptMessage]], *, cut: bool = False, ended: bool = True
+    ) -> list[str]:
         """Check all prompts that the engine received for a turn; return the mistakes.
 
         A passage must be in one of these prompts.
@@ -130,6 +134,7 @@ class PromptFindings:
             prompts: The messages of each.
             cut: True if the application has cut or edited the history of this turn: what its older messages refer to
                 may be gone.
+            ended: True if the application kept the turn.
         """
         self.turns += 1
         mistakes: list[str] = []
@@ -146,12 +151,13 @@ class PromptFindings:
                     mistakes += [
                         f"lost: {passage.text!r} of turn {part.numbers[-1]}, seen from turn {number}"
                         for passage in self.asked.get(part.numbers[-1], ())
-                        if len(readers) == 1 and not reader.shows(part, passage)
+                        if len(readers) == 1 and not self.shares and not reader.shows(part, passage)
                     ]
             mistakes += reader.crossed(self.asked[number])
+        is_whole = bool(readers) and (ended or not self.shares)
         for passage in self.asked[number]:
             self.passages += 1
-            if readers and not any(reader.shows(reader.parts[-1], passage) for reader in readers):
+            if is_whole and not any(reader.shows(reader.parts[-1], passage) for reader in readers):
                 mistakes.append(f"lost: {passage.text!r} of turn {number}")
         for mistake in mistakes:
             kind = mistake.partition(":")[0]

@@ -134,7 +134,7 @@ class RecordedWorld:
     """Two workers of an application, their engine and their users; `step` executes one random operation."""
 
     def __init__(self, laboratory: RedisLaboratory, kind: type[Application], seed: int, workers: int = 2) -> None:
-        self.findings = PromptFindings()
+        self.findings = PromptFindings(shares=kind.shares)
         self.operations: Counter[str] = Counter()
         self.laboratory = laboratory
         self.errors = 0
@@ -289,7 +289,7 @@ class RecordedWorld:
     def _settle(self, chat: _Chat, base: _History, number: int, event: str, state: Any, keep: bool = True) -> None:
         prompts = self.model.take(number)
         event = f"{number} {event}{'' if state is not None else ', nothing kept'}"
-        mistakes = self.findings.check(number, prompts, cut=base.cut)
+        mistakes = self.findings.check(number, prompts, cut=base.cut, ended=state is not None)
         if mistakes and len(self.findings.examples) < EXAMPLES:
             told = "; ".join((*base.story, event))
             shown = json.dumps(prompts, ensure_ascii=False, indent=1)

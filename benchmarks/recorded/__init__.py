@@ -41,6 +41,7 @@ APPLICATIONS: Mapping[str, str] = {
     "langchain-responses": "recorded.langchain_chats:ResponseChain",
     "langgraph": "recorded.langchain_chats:GraphApplication",
     "langgraph-branch": "recorded.langchain_chats:BranchGraph",
+    "agents": "recorded.agents:AgentsApplication",
 }
 """Module and class of each application."""
 
@@ -70,6 +71,8 @@ class Application:
     """The arms that the framework allows."""
     forks: ClassVar[bool] = True
     """True if a state is one exact history: an older one can be continued."""
+    shares: ClassVar[bool] = False
+    """True if a turn may have several prompts, each with a share of the passages."""
 
     def __init__(self, arm: Arm, engine: Engine, planner: ContextPlanner | None, folder: Path) -> None:
         self.arm = arm
