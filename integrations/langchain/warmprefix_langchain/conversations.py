@@ -62,6 +62,7 @@ def metadata_of(run: object) -> Mapping[str, Any]:
 
 def _messages(read: Callable[[str], Any]) -> Any:
     try:
-        return read("messages") or []
+        messages = read("messages")
     except KeyError:  # the state has no such channel
         return None
+    return messages if isinstance(messages, list) else [] if messages is None else None

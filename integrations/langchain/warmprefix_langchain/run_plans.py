@@ -15,7 +15,7 @@ from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.tracers.context import register_configure_hook
 
 from warmprefix import Branch, ContextBlock, ContextPlan, ContextPlanner
-from warmprefix_requests.prompts import is_cut_elsewhere
+from warmprefix_requests.prompts import hides_text, is_cut_elsewhere
 
 __all__ = ["RecordedPlan", "follow_runs"]
 
@@ -97,7 +97,7 @@ class RecordedPlan:
         if not all(any(shown in text for text in prompt.texts) for shown in self._texts):
             return
         self.call, self.is_answered = run_id, False
-        if prompt.lacks([reference.label for reference in self.plan.references]):
+        if prompt.lacks([reference.label for reference in self.plan.references], "history" in self._options):
             self._on_lost()
             self.call = None
         elif prompt.is_cut or (self.branch is not None and prompt.after not in (None, self.branch.after)):
@@ -109,6 +109,10 @@ class RecordedPlan:
             self._planner.commit(self.plan, turn_id=turn_id)
         else:
             self._planner.abandon(self.plan)
+
+    def withdraw(self) -> None:
+        """Take back the commit of a named conversation, whose answer the application did not get."""
+        self._planner.withdraw(self.plan)
 
     async def aend(self, turn_id: str | None, is_seen: bool) -> None:
         """Do the same as `end`."""
@@ -135,13 +139,19 @@ class Prompt:
         self.is_cut = is_cut_elsewhere({**parameters, "previous_response_id": None})
         """True if the server may drop a part of the history."""
         answers = [message for message in messages if isinstance(message, AIMessage)]
-        is_stored = self.after is not None or any(map(_stored_id, answers))
-        self._history = None if is_stored or not answers else [text for m in messages for text in _texts(m)]
+        self._has_answers = bool(answers)
+        is_elsewhere = hides_text(parameters) or any(map(_stored_id, answers))
+        self._history = None if is_elsewhere else [text for message in messages for text in _texts(message)]
 
-    def lacks(self, labels: Sequence[str]) -> bool:
-        """Return True if the messages are the whole history, and a block with one of these labels is not in it."""
+    def lacks(self, labels: Sequence[str], is_shown: bool) -> bool:
+        """Return True if a block with one of these labels is in no message, and the server adds none.
+
+        A prompt without answers may be one whose history is elsewhere, unless the planner was shown its messages.
+        """
         history = self._history
-        return history is not None and not all(any(f"[{label}] " in text for text in history) for label in labels)
+        if history is None or not (is_shown or self._has_answers):
+            return False
+        return not all(any(f"[{label}] " in text for text in history) for label in labels)
 
 
 class _Event:
@@ -271,6 +281,17 @@ def _call(ends: Callable[..., Iterable[_End]], *args: Any, **kwargs: Any) -> Non
 async def _acall(ends: Callable[..., Iterable[_End]], *args: Any, **kwargs: Any) -> None:
     for plan, turn_id, is_seen in ends(*args, **kwargs):
         await plan.aend(turn_id, is_seen)
+        if is_seen and not _is_awaited():
+            plan.withdraw()
+
+
+def _is_awaited() -> bool:
+    """Return False if the caller of this task was cancelled meanwhile.
+
+    LangChain shields such a task: it goes on, and loses its only callback. A task whose callbacks are unknown counts as
+    awaited.
+    """
+    return bool(getattr(asyncio.current_task(), "_callbacks", True))
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

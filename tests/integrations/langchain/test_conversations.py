@@ -9,7 +9,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from langchain_classic.retrievers import ContextualCompressionRetriever
@@ -25,6 +25,7 @@ from pydantic import PrivateAttr
 
 from redis_servers import Server
 from warmprefix import Branch, ContextPlanner
+from warmprefix.stores import Commit, MemorySeenStore, Operation
 from warmprefix_langchain import (
     ContextReuseCompressor,
     ContextReuseRetriever,
@@ -34,6 +35,7 @@ from warmprefix_langchain import (
 )
 from warmprefix_redis import RedisSeenStore
 
+T = TypeVar("T")
 Chain = Runnable[Any, Any]
 Make = Callable[..., Chain]
 
@@ -396,6 +398,43 @@ async def test_a_cancelled_call_shows_nothing(is_streamed: bool, workers: list[C
     await chain.ainvoke("Why?", thread("chat-7"))
     assert model.turns == ["full", "full"]
     assert workers[0].stats().open_plans == 0
+
+
+class SlowStore(MemorySeenStore):
+    """Store that tells when a commit has begun, and ends it when it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.may_end = asyncio.Event(), asyncio.Event()
+
+    async def aexecute(self, operation: Operation[T]) -> T:
+        if isinstance(operation, Commit):
+            self.begun.set()
+            await self.may_end.wait()
+        return self.execute(operation)
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_a_call_that_is_cancelled_during_its_commit_shows_nothing(is_cancelled: bool, model: Model) -> None:
+    store = SlowStore()
+    async with ContextPlanner(store=store) as planner:
+        chain = before(model, planner) | StrOutputParser()
+        task = asyncio.create_task(ainvoke(chain, thread("chat-7")))
+        await store.begun.wait()  # LangChain lets the callback go on
+        if is_cancelled:
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        store.may_end.set()
+        while planner.stats().commits == 0:
+            await asyncio.sleep(0)
+        if not is_cancelled:
+            await task
+        for _ in range(10):
+            await asyncio.sleep(0)
+        await ainvoke(chain, thread("chat-7"))
+    assert model.turns == ["full", "full" if is_cancelled else "reference"]
+    assert planner.stats().withdrawn_commits == is_cancelled
 
 
 @pytest.mark.parametrize("chunks", [1, 2, 3])

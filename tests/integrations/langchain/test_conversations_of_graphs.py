@@ -218,6 +218,36 @@ def test_a_state_without_messages_is_unknown(retriever: ContextReuseRetriever, s
         assert NOTE not in graph.invoke({"question": "Why?", "found": ""}, thread(1))["found"]
 
 
+def test_messages_that_are_no_list_are_unknown(retriever: ContextReuseRetriever) -> None:
+    class State(TypedDict):
+        messages: str
+
+    def answer(state: State) -> dict[str, Any]:
+        assert NOTE not in joined(retriever.invoke("Why?"))
+        return {}
+
+    graph = StateGraph(State).add_node(answer).add_edge(START, "answer").compile(checkpointer=InMemorySaver())
+    for _ in range(2):
+        graph.invoke({"messages": "chat-7"}, thread(1))
+
+
+def test_a_prompt_without_the_messages_of_the_state_ends_all_references(
+    retriever: ContextReuseRetriever, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = Model()
+
+    def answer(state: MessagesState) -> dict[str, Any]:
+        task = HumanMessage(joined(retriever.invoke("Why?")))  # for a model that gets a task, and not the conversation
+        return {"messages": [task, model.invoke([task])]}
+
+    graph = StateGraph(MessagesState).add_node(answer).add_edge(START, "answer").compile(checkpointer=InMemorySaver())
+    with caplog.at_level(logging.WARNING, "warmprefix"):
+        for _ in range(4):
+            graph.invoke({"messages": [HumanMessage("Why?")]}, thread(1))
+    assert [NOTE in str(prompt[-1].content) for prompt in model.prompts] == [False, True, False, False]
+    assert len(caplog.records) == 1
+
+
 def test_a_model_that_gets_only_the_latest_messages_ends_all_references(
     retriever: ContextReuseRetriever, caplog: pytest.LogCaptureFixture
 ) -> None:
