@@ -161,12 +161,33 @@ class AgentRouter(Fleet[AgentTenant]):
         blocks = as_blocks(blocks)
         check_request(conversation, tenant=tenant)
         distinct, places = distinct_blocks(blocks)
-        self._await_newest(tenant)
+        self.catch_up(tenant)
         with self._lock:
             names = list(self._members) if agents is None else self._available(agents)
             if not names:
                 raise NoAgentError("no agent is available")
             return self._assign(tenant, conversation, distinct, places, joined_blocks(blocks, places), names, together)
+
+    def catch_up(self, tenant: str | None = None) -> None:
+        """Wait for what other routers assigned lately, if nothing of this tenant was assigned here yet.
+
+        `assign` does it, too: call this in a thread before, if your event loop must not wait. After a wait in vain, no
+        request waits until something was learned again.
+
+        Raises:
+            TypeError: `tenant` is not a `str`.
+        """
+        check_request(None, tenant=tenant)
+        if not self._patience:
+            return
+        with self._lock:
+            if tenant not in self._tenants.states:
+                self._arrivals[tenant] = threading.Event()
+                self._tenants.use(tenant)
+            arrival = self._arrivals.get(tenant)
+        if arrival is not None and self._sharing_answers:
+            self._sharing_answers = arrival.wait(self._patience)
+            self._arrivals.pop(tenant, None)
 
     def reassign(self, assignment: Assignment, agent: str) -> Assignment:
         """Assign to others what one agent has not read.
@@ -199,22 +220,6 @@ class AgentRouter(Fleet[AgentTenant]):
             joined = joined_blocks(blocks, [(i,) for i in range(len(blocks))])
             conversation, together = assignment.conversation, assignment.together
             return self._assign(assignment.tenant, conversation, blocks, places, joined, others, together)
-
-    def _await_newest(self, tenant: str | None) -> None:
-        """Wait for what other routers assigned lately, if this is the tenant's first request.
-
-        After a wait in vain, no request waits until something was learned again.
-        """
-        if not self._patience:
-            return
-        with self._lock:
-            if tenant not in self._tenants.states:
-                self._arrivals[tenant] = threading.Event()
-                self._tenants.use(tenant)
-            arrival = self._arrivals.get(tenant)
-        if arrival is not None and self._sharing_answers:
-            self._sharing_answers = arrival.wait(self._patience)
-            self._arrivals.pop(tenant, None)
 
     def _assign(
         self,

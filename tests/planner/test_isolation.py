@@ -564,6 +564,13 @@ def router_from_url(world: World, loot: Loot, me: Conversation) -> object:
         return routed(router.assign(loot.blocks, conversation=VICTIM.id, tenant=me.tenant))
 
 
+@tries((AgentRouter, "catch_up"))
+def router_catch_up(world: World, loot: Loot, me: Conversation) -> object:
+    router = world.attackers_router
+    router.catch_up(me.tenant)
+    return routed(router.assign(loot.blocks, tenant=me.tenant))
+
+
 @tries((AgentRouter, "join"), (AgentRouter, "leave"), (AgentRouter, "fail"), operators=True)
 def come_and_go(world: World, loot: Loot, me: Conversation) -> None:
     router = world.attackers_router

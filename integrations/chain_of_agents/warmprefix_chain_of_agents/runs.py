@@ -72,6 +72,7 @@ class Run:
         self._crew = setup.crew
         self._router = setup.crew.router
         self._turns = Turns(setup, question, threads, lambda agent, e: self._report_step("retrying", agent, error=e))
+        self._threads = threads
         self._report = report
         self._streaming = streaming
         self._slots = asyncio.Semaphore(setup.concurrency)
@@ -92,6 +93,8 @@ class Run:
             WorkersFailedError: Documents could not be read, and the policy is to raise; or none could.
             ManagerError: The manager failed.
         """
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._threads, self._router.catch_up, self._question.tenant)
         try:
             segments = self._assigned()
             if self._setup.mode == "map":
