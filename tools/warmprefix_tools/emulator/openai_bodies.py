@@ -335,6 +335,10 @@ class ItemsRequest(BaseModel):
     items: Annotated[list[_Fields], Field(max_length=20)]
 
 
+_NOT_SHOWN = ("id", "status")
+"""Fields of a stored item that no model sees: the client's own has neither."""
+
+
 def _message_of(profile: CacheProfile, path: str, item: _Fields) -> PartedMessage:
     """Return an item of the input as a message: a message, a tool's output, or anything that the model produced."""
     kind = item.get("type", "message")
@@ -345,7 +349,8 @@ def _message_of(profile: CacheProfile, path: str, item: _Fields) -> PartedMessag
     if kind.endswith("_output"):
         parts = _parts_of(profile, f"{path}.output", "tool", item.get("output"))
         return PartedMessage("tool", (PromptPart(str(item.get("call_id"))), *parts), has_automatic_mark=True)
-    return PartedMessage("assistant", (PromptPart(json.dumps(item)),))
+    shown = {name: value for name, value in item.items() if name not in _NOT_SHOWN}
+    return PartedMessage("assistant", (PromptPart(json.dumps(shown)),))
 
 
 def _parts_of(profile: CacheProfile, path: str, role: str, content: object) -> tuple[PromptPart, ...]:
