@@ -137,7 +137,7 @@ def refuse_fields(body: Mapping[str, Any], allowed: Collection[str]) -> None:
 
 def refused_response_id() -> BodyRefusedError:
     """Return the refusal of a response id that is not known to be the tenant's own."""
-    return _refused("previous_response_id", _FIELDS["previous_response_id"])
+    return BodyRefusedError(400, "field", "previous_response_id names no response that is known here")
 
 
 def _refused(name: str, why: str) -> BodyRefusedError:
