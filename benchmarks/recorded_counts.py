@@ -32,7 +32,8 @@ def count_tokens(name: str, talks: Sequence[Talk]) -> dict[str, Any]:
     """Serve the talks in each arm; return what the engine computed, and the mistakes in its prompts."""
     row: dict[str, Any] = {"application": name, "talks": len(talks), "turns": sum(map(len, talks))}
     for arm in application_named(name).arms:
-        findings = PromptFindings(shares=application_named(name).shares)
+        kind = application_named(name)
+        findings = PromptFindings(shares=kind.shares, of_results=kind.refers_to_results)
         row[arm] = _serve(name, arm, talks, findings)
         row[f"{arm}_references"] = findings.references
         row["wrong"] = row.get("wrong", 0) + findings.wrong

@@ -14,6 +14,7 @@ checked again in each later prompt.
 
 from __future__ import annotations
 
+import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -52,6 +53,8 @@ _NAMED = re.compile(rf"\[({_LABEL})\]")
 _QUOTING = re.compile(
     r'^\[(?:Ran again; w|W)ord for word in the result of [^\n]*?: the passage that begins "(.+?)"\.\]', re.MULTILINE
 )
+_WHOLE = re.compile(r"^\[(?:Ran again; w|W)ord for word the result of the earlier call (.+)\.\]$", re.MULTILINE)
+_NUMBERED = re.compile(r"(.+), number (\d+) of such calls")
 _OWNER = re.compile(r"\bproperty of tenant (\w+)")
 
 
@@ -117,6 +120,8 @@ class PromptFindings:
     """The passages of each turn."""
     shares: bool = False
     """True if a turn may have several prompts, each with a share of the passages: only a turn that ended has all."""
+    of_results: bool = False
+    """True if references name results of tools; what looks like the planner's notes is then a part of a text."""
 
     @property
     def wrong(self) -> int:
@@ -138,7 +143,7 @@ class PromptFindings:
         """
         self.turns += 1
         mistakes: list[str] = []
-        readers = [_Reader(prompt, self.asked) for prompt in prompts]
+        readers = [_Reader(prompt, self.asked, self.of_results) for prompt in prompts]
         for reader in readers:
             self.prompts += 1
             for part in reader.parts if not cut else reader.parts[-1:]:
@@ -168,8 +173,11 @@ class PromptFindings:
 class _Reader:
     """One prompt, as a reader sees it."""
 
-    def __init__(self, messages: Sequence[PromptMessage], asked: Mapping[int, Sequence[Passage]]) -> None:
+    def __init__(
+        self, messages: Sequence[PromptMessage], asked: Mapping[int, Sequence[Passage]], of_results: bool
+    ) -> None:
         self.messages = messages
+        self._of_results = of_results
         self._asked = asked
         self.parts = list(_parts(messages))
         self._plain = [_plain(message.text) for message in messages]
@@ -179,6 +187,10 @@ class _Reader:
         """Yield kind and label of each block that the notes of a part name."""
         for number in range(part.start, part.end):
             text = self.messages[number].text
+            if self._of_results:
+                if self.messages[number].role == "tool" and (note := _WHOLE.search(text)):
+                    yield "result", note[1]
+                continue
             for note in _REFERENCE.finditer(text):
                 for label in _NAMED.findall(note[1]):
                     yield "reference", label
@@ -192,7 +204,7 @@ class _Reader:
         """Return the mistakes of a reference."""
         wanted = {passage.text for number in part.numbers for passage in self._asked.get(number, ())}
         before = range(part.end if kind == "priority" else part.start)
-        places = self._quoted(label) if kind == "quote" else self._labelled(label)
+        places = self._places(kind, label, part)
         held = [(place, self._block_at(place, kind, label, wanted)) for place in places]
         right = {text for place, text in held if text in wanted and place.message in before}
         if kind != "priority" and not right:  # a reference may also stand behind its block in one message
@@ -213,7 +225,7 @@ class _Reader:
         for kind, label in self.references(part):
             if kind == "priority":
                 continue
-            places = self._quoted(label) if kind == "quote" else self._labelled(label)
+            places = self._places(kind, label, part)
             if any(self._block_at(place, kind, label, {passage.text}) == passage.text for place in places):
                 return True
         return False
@@ -233,6 +245,31 @@ class _Reader:
                 if f"[{label}]" in note[1] and place < (number, note.start()):
                     return True
         return False
+
+    def _places(self, kind: str, label: str, part: _Part) -> list[_Place]:
+        if kind == "result":
+            return self._results(label, part.end)
+        return self._quoted(label) if kind == "quote" else self._labelled(label)
+
+    def _results(self, call: str, end: int) -> list[_Place]:
+        """Return where the results of an earlier call begin that are there in full."""
+        numbered = _NUMBERED.fullmatch(call)
+        ids = [id for id, shown in self._calls(end) if shown == (call if numbered is None else numbered[1])]
+        if numbered is not None:
+            ids = ids[int(numbered[2]) - 1 :][:1]
+        return [
+            _Place(number, message.text.index("\n") + 1)
+            for number, message in enumerate(self.messages)
+            if message.role == "tool" and message.text.partition("\n")[0] in ids and not _WHOLE.search(message.text)
+        ]
+
+    def _calls(self, end: int) -> Iterator[tuple[str, str]]:
+        """Yield the id of each call in the first messages, and how it is written."""
+        for message in self.messages[:end]:
+            if message.role == "assistant" and message.text.startswith("{"):
+                for line in message.text.splitlines():
+                    call = json.loads(line)
+                    yield call["call_id"], f"{call['name']}({call['arguments']})"
 
     def _labelled(self, label: str) -> list[_Place]:
         """Return where lines begin with a label."""

@@ -134,7 +134,7 @@ class RecordedWorld:
     """Two workers of an application, their engine and their users; `step` executes one random operation."""
 
     def __init__(self, laboratory: RedisLaboratory, kind: type[Application], seed: int, workers: int = 2) -> None:
-        self.findings = PromptFindings(shares=kind.shares)
+        self.findings = PromptFindings(shares=kind.shares, of_results=kind.refers_to_results)
         self.operations: Counter[str] = Counter()
         self.laboratory = laboratory
         self.errors = 0

@@ -30,6 +30,7 @@ How = Literal["plain", "stream", "close", "cancel"]
 """A call, a stream that is read to its end, a stream that is closed after its first piece, and a cancelled task."""
 
 APPLICATIONS: Mapping[str, str] = {
+    "gateway": "recorded.gateway:GatewayApplication",
     "planner-branch": "recorded.planner:BranchApplication",
     "planner-name": "recorded.planner:NameApplication",
     "llamaindex-workflow": "recorded.llamaindex:WorkflowApplication",
@@ -73,6 +74,8 @@ class Application:
     """True if a state is one exact history: an older one can be continued."""
     shares: ClassVar[bool] = False
     """True if a turn may have several prompts, each with a share of the passages."""
+    refers_to_results: ClassVar[bool] = False
+    """True if references name results of tools, and not blocks of context."""
 
     def __init__(self, arm: Arm, engine: Engine, planner: ContextPlanner | None, folder: Path) -> None:
         self.arm = arm
