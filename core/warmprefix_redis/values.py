@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from contextlib import suppress
 from typing import Any
 
 from redis.exceptions import ResponseError
@@ -39,8 +40,10 @@ class RedisValues:
 
     async def get(self, name: bytes, *, renew: bool = False) -> bytes | None:
         """Return the value with a name, and `renew` its time to live; None without one."""
-        call = self._call("getex", name, px=self._milliseconds) if renew else self._call("get", name)
-        value: bytes | None = await call
+        value: bytes | None = await self._call("get", name)
+        if renew and value is not None:
+            with suppress(StoreError):
+                await self._call("pexpire", name, self._milliseconds)
         return value
 
     async def put(self, name: bytes, value: bytes, *, only_present: bool = False) -> None:

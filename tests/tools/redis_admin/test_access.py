@@ -26,7 +26,7 @@ from warmprefix.stores import (
     TurnRecord,
     WriteTurn,
 )
-from warmprefix_redis import RedisSeenStore, conversation_key, turn_key
+from warmprefix_redis import RedisSeenStore, RedisValues, conversation_key, turn_key
 from warmprefix_redis.order_codec import stream_key
 from warmprefix_redis.order_sharing import RedisOrderSharing
 from warmprefix_redis.settings import SharedSettings
@@ -114,6 +114,17 @@ def test_a_planner_needs_no_more(each_server: Server, admin: Admin, user: User, 
             assert (stats.store_errors, stats.sharing_errors) == (0, 0)
     refused = {(entry["reason"], entry["object"].partition("|")[0]) for entry in admin.acl_log()}
     assert refused <= {("command", "client"), ("command", "scan"), ("command", "pttl"), ("command", "memory")}
+
+
+async def test_values_of_gateways_need_no_more(each_server: Server, user: User) -> None:
+    values = RedisValues(user.url(each_server.url), timeout=10)
+    await values.put(b"name", b"value")
+    await values.put(b"other", b"value", only_present=True)
+    assert [await values.get(name, renew=True) for name in (b"name", b"other")] == [b"value", None]
+    await values.delete(b"name")
+    assert await values.get(b"name") is None
+    assert not values.breaker.is_open
+    await values.aclose()
 
 
 def test_state_commands_need_no_more(
