@@ -72,8 +72,9 @@ class RedisOrderSharing:
         Args:
             url: A URL as for `RedisSeenStore`.
             prefix: Beginning of all keys.
-            newest_first: Pass the latest 256 orders of a scope to `learn` in its first call, which comes even if there
-                are none. If there are more, all kept orders follow from the oldest on, these among them.
+            newest_first: Pass the latest orders of a scope to `learn` in its first call, which comes even if there are
+                none: 256 of one scope, 16 or more of each where several are new. If there are more, all kept orders
+                follow from the oldest on, these among them.
 
         Raises:
             ValueError: The prefix is empty or has braces, or the URL cannot be used.
@@ -208,12 +209,14 @@ class RedisOrderSharing:
         if not (outgoing or due):
             return
         count = max(_MAX_READ // max(len(due), 1), 1)
+        unread = sum(stream.is_unread for _, stream in due)
+        newest = max(_MAX_READ // max(unread, 1), _SLICE)
         pipeline = self._client().pipeline(transaction=False)
         for key, _, entry in outgoing:
             pipeline.xadd(key, {_FIELD: entry}, maxlen=_KEPT_ORDERS, approximate=True)
         for _, stream in due:
             if stream.is_unread:
-                pipeline.xrevrange(stream.key, count=_MAX_READ)
+                pipeline.xrevrange(stream.key, count=newest)
             else:
                 pipeline.xrange(stream.key, b"(" + stream.position, "+", count)
         for key in {key for key, _, _ in outgoing}:
@@ -226,7 +229,7 @@ class RedisOrderSharing:
         for _, own, _ in outgoing:
             self._sent(own, next(answers))
         for scope, stream in due:
-            self._read(scope, stream, count, next(answers))
+            self._read(scope, stream, newest if stream.is_unread else count, next(answers))
         for answer in answers:
             if isinstance(answer, Exception):
                 self._failed("redis", answer)
@@ -275,7 +278,7 @@ class RedisOrderSharing:
             return
         is_first, stream.is_unread = stream.is_unread, False
         if is_first:
-            answer, count = answer[::-1], _MAX_READ
+            answer = answer[::-1]
         orders = list(self._orders_of_others(stream, answer))
         if answer and not (is_first and len(answer) == count):  # else all are read, so that the newest come last
             stream.position = max(stream.position, answer[-1][0], key=_place)

@@ -97,7 +97,7 @@ class AgentRouter(Fleet[AgentTenant]):
         """Return a router that learns from all routers of these agents that use the same Redis or Valkey.
 
         So a restarted process goes on with the routing of the one before. The first request of a tenant waits for the
-        latest 256 assignments, up to `store_budget` of the settings; a server that is down costs hits and nothing else.
+        latest assignments, up to `store_budget` of the settings; a server that is down costs hits and nothing else.
         `close` it at the end, or use it as a context manager. `agents` and `bounds` are as for `AgentRouter`.
 
         Args:

@@ -151,6 +151,24 @@ def test_a_restarted_router_starts_with_the_latest_assignments(server: Server, n
         assert list(view.cache.blocks) == expected
 
 
+def test_many_tenants_that_are_new_at_once_share_a_round(server: Server, new_router: NewRouter) -> None:
+    """Each begins with its latest assignments; no round reads more than a few thousand entries."""
+    one = new_router(server.url)
+    tenants = [f"tenant {number}" for number in range(40)]
+    for tenant in tenants:
+        for number in range(30):
+            pin(one, number, AGENTS[number % 3], tenant=tenant)
+    published(one, 30 * len(tenants))
+    late = new_router(server.url)
+    late._patience = 0.0
+    for tenant in tenants:
+        late.assign([], tenant=tenant)
+    for tenant in tenants:
+        follow(late, tenant)
+        found = late.assign(blocks(*range(30)), tenant=tenant)
+        assert [assigned.agent for assigned in found.blocks] == [AGENTS[number % 3] for number in range(30)]
+
+
 def test_a_report_corrects_what_a_restarted_router_learned(server: Server, new_router: NewRouter) -> None:
     """The engine has lost its cache too: one report shows it, as in the process that gave out the blocks."""
     one, alone = new_router(server.url), AgentRouter(AGENTS, bounds=AgentBounds(free_tokens=10**9, prompt_tokens=0))
