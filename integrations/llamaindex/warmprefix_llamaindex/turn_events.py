@@ -28,6 +28,7 @@ from llama_index.core.instrumentation.events.llm import (
 )
 from llama_index.core.instrumentation.span import BaseSpan, active_span_id
 from llama_index.core.instrumentation.span_handlers import BaseSpanHandler
+from llama_index.core.workflow import Workflow
 from llama_index_instrumentation import get_dispatcher
 
 from warmprefix import ContextPlan, ContextPlanner, PlannedBlock
@@ -145,7 +146,7 @@ class _Turns:
         """Note a model call that has begun."""
         dangling: list[PendingTurn] = []
         with self._lock:
-            spans = self._ancestors(span_id)
+            spans = self._ancestors(span_id) or (span_id,)
             for turn in list(self._pending):
                 if not self._may_answer(spans, turn) or not turn.is_in(prompt):
                     continue
@@ -155,7 +156,7 @@ class _Turns:
                     del self._pending[turn]
                     dangling.append(turn)
         for turn in dangling:
-            turn.refuse(spans[-1].partition(".")[0])
+            turn.refuse(turn.spans[-1].partition(".")[0])
             turn.settle()
 
     def _may_answer(self, spans: tuple[str, ...], turn: PendingTurn) -> bool:
@@ -191,11 +192,14 @@ class _Turns:
             return next((span.engine for span in spans if span is not None and span.engine), None)
 
     def _ancestors(self, span_id: str | None) -> tuple[str, ...]:
-        """Return a span and those around it, innermost first."""
+        """Return a span and the open spans around it, innermost first.
+
+        Workflows leave the span of a run active when it has ended, so a later run in that task seems to lie within it.
+        """
         found: list[str] = []
-        while span_id is not None:
+        while span_id is not None and (span := self._spans.get(span_id)) is not None:
             found.append(span_id)
-            span_id = span.parent if (span := self._spans.get(span_id)) else None
+            span_id = span.parent
         return tuple(found)
 
 
@@ -217,8 +221,10 @@ class _TurnSpans(BaseSpanHandler[BaseSpan]):
     ) -> None:
         turns.entered(id_, parent_id, instance)
 
-    def span_exit(self, id_: str, *args: Any, **kwargs: Any) -> None:
-        turns.note(id_, left=True)
+    def span_exit(self, id_: str, *args: Any, instance: Any = None, result: Any = None, **kwargs: Any) -> None:
+        # Workflows end a cancelled run, and older ones a failed run, like a good one without a result.
+        is_run = isinstance(instance, Workflow) and ".run-" in id_
+        turns.note(id_, failed=is_run and result is None, left=True)
 
     def span_drop(self, id_: str, *args: Any, **kwargs: Any) -> None:
         turns.note(id_, failed=True, left=True)
@@ -248,8 +254,6 @@ class _TurnEvents(BaseEventHandler):
             turns.note(span_id, is_kept=bool(event.response.text.strip()))
         elif isinstance(event, ExceptionEvent):
             turns.note(span_id)
-        elif event.class_name() == "SpanCancelledEvent":  # of workflows, which end a cancelled run like a good one
-            turns.note(span_id, failed=True, left=True)
 
 
 @lru_cache(64)
@@ -268,6 +272,8 @@ def install_turn_events() -> None:
     if not any(isinstance(handler, _TurnEvents) for handler in dispatcher.event_handlers):
         dispatcher.add_span_handler(_TurnSpans())
         dispatcher.add_event_handler(_TurnEvents())
+        if (around := active_span_id.get()) is not None:  # entered before
+            turns.entered(around, None, None)
 
 
 def _text(message: ChatMessage) -> str:

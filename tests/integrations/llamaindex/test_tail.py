@@ -27,6 +27,7 @@ from llama_index_instrumentation.dispatcher import instrument_tags
 from redis_servers import Server
 from warmprefix import Branch, ContextPlanner
 from warmprefix_llamaindex import ContextReusePostprocessor
+from warmprefix_redis.settings import SharedSettings
 
 MakeNodes = Callable[[Sequence[Any]], list[NodeWithScore]]
 OpenModel = Callable[[Any], AbstractAsyncContextManager[Any]]
@@ -128,9 +129,11 @@ async def test_two_processes_alternate_turns_of_a_persisted_context(
     found = [list({passage.text.strip(): passage for passage in passages}.values()) for passages in found]
     texts = [passage.text.strip() for passages in found for passage in passages]
     tokens, lengths = {}, {}
+    settings = SharedSettings(redis_url=redis_url, store_budget=5)  # seconds: a busy machine is no fault here
     async with AsyncExitStack() as stack:
         planners = [
-            await stack.enter_async_context(ContextPlanner.from_url(redis_url, annotate="labels")) for _ in range(2)
+            await stack.enter_async_context(ContextPlanner.from_url(settings=settings, annotate="labels"))
+            for _ in range(2)
         ]
         for arm in ("record", "shown", "without"):
             server = start_engine()
@@ -206,6 +209,34 @@ async def test_a_turn_that_was_not_kept_is_not_seen(
     assert references(server.prompts[-1]) == [TEXTS[0]]
     assert TEXTS[1] in server.prompts[-1].rpartition("again?")[0]
     assert planner.stats().open_plans == 0
+
+
+@pytest.mark.parametrize("how", ["cancelled", "failed", "good"])
+async def test_a_name_waits_for_the_end_of_the_run(
+    how: str, make_nodes: MakeNodes, planner: ContextPlanner, recording_llm: Any
+) -> None:
+    """Until then the application has stored nothing, whatever the model has answered."""
+    llm, answered = recording_llm(), asyncio.Event()
+
+    class Waiting(Chat):
+        @step
+        async def answer(self, ctx: Context, event: StartEvent) -> StopEvent:
+            with instrument_tags({"conversation_id": "chat"}):
+                nodes = await labelled(planner).apostprocess_nodes(event.nodes)
+            await self.llm.acomplete(context_of(nodes))
+            answered.set()
+            if how == "cancelled":
+                await asyncio.Event().wait()
+            if how == "failed":
+                raise RuntimeError("after the answer")
+            return StopEvent(result="good")
+
+    handler = Waiting(llm, None).run(nodes=make_nodes(TEXTS[:2]))
+    await answered.wait()
+    if how == "cancelled":
+        await handler.cancel_run()
+    await asyncio.gather(handler, return_exceptions=True)
+    assert (planner.stats().commits, planner.stats().abandons) == ((1, 0) if how == "good" else (0, 1))
 
 
 # -- chat engines ------------------------------------------------------------------------------------------------------
