@@ -122,7 +122,7 @@ class Chat:
     """A graph that puts the documents into the user's message."""
 
     def __init__(self, retriever: ContextReuseRetriever, saver: Any, steps: int | None = None) -> None:
-        self.model = Model()
+        self.model: Any = Model()
         self.retriever = retriever
         self.steps = steps
         nodes = StateGraph(MessagesState).add_node("answer", self._answer).add_edge(START, "answer")
@@ -350,39 +350,74 @@ async def test_a_message_history_decides(
 # -- a history on a server -----------------------------------------------------------------------------------------
 
 
-def test_a_chain_of_stored_responses_costs_the_documents_once() -> None:
-    def turns(conversation: Callable[[RunnableConfig], Any] | None, **options: Any) -> tuple[list[str], list[int]]:
-        model = ChatOpenAI(
+class Reader:
+    """Answers of the engine, and the prompts that it received with what it has stored."""
+
+    def __init__(self) -> None:
+        self.prompts: list[str] = []
+
+    def __call__(self, messages: Sequence[ChatMessage]) -> str:
+        self.prompts.append("\n".join(message.text for message in messages))
+        return "Because."
+
+    def take(self, text: str) -> list[int]:
+        """Return how often each prompt since the last call has this text."""
+        prompts, self.prompts = self.prompts, []
+        return [prompt.count(text) for prompt in prompts]
+
+
+@pytest.fixture
+def reader() -> Reader:
+    return Reader()
+
+
+@pytest.fixture
+def stored_model(reader: Reader) -> Iterator[Callable[..., ChatOpenAI]]:
+    """Return a function that makes clients of an engine that stores responses."""
+    with EmulatorServer(EmulatorConfig(), reader=reader) as server:
+        yield lambda **options: ChatOpenAI(
             base_url=server.base_url,
             api_key=SecretStr("none"),
-            model=config.model,
+            model=server.config.model,
             use_responses_api=True,
             max_retries=0,
             **options,
         )
-        prompt = ChatPromptTemplate.from_messages([("human", "{context}\n\n{input}")])
-        chain = {"context": retriever_with(conversation) | joined, "input": RunnablePassthrough()} | prompt
-        after, tokens = None, []
-        seen.clear()
-        for _ in range(4):
-            answer = (chain | model.bind(previous_response_id=after)).invoke("Why?", {"configurable": {"after": after}})
-            after = answer.response_metadata["id"]
-            assert answer.usage_metadata is not None
-            tokens.append(answer.usage_metadata["input_tokens"])
-        return ["\n".join(message.text for message in messages) for messages in seen], tokens
 
-    seen: list[Sequence[ChatMessage]] = []
 
-    def read(messages: Sequence[ChatMessage]) -> str:
-        seen.append(messages)
-        return "Because."
+def continued(config: RunnableConfig) -> Branch:
+    return Branch(config["configurable"]["after"])
 
-    config = EmulatorConfig()
-    with EmulatorServer(config, reader=read) as server:
-        prompts, tokens = turns(lambda config: Branch(config["configurable"]["after"]))
-        assert [prompt.count(SEA.page_content) for prompt in prompts] == [1, 1, 1, 1]
-        assert [prompt.count(NOTE) for prompt in prompts] == [0, 1, 2, 3]
-        without = turns(None)[1]
-        assert sum(tokens) < 0.7 * sum(without)
-        cut = turns(lambda config: Branch(config["configurable"]["after"]), truncation="auto")[0]
-        assert [prompt.count(SEA.page_content) for prompt in cut] == [1, 2, 3, 4]  # the server may drop any of them
+
+@pytest.mark.parametrize(
+    ("conversation", "options", "sent"),
+    [
+        pytest.param(continued, {}, [1, 1, 1, 1], id="branch"),
+        pytest.param(None, {}, [1, 2, 3, 4], id="without"),
+        pytest.param(continued, {"truncation": "auto"}, [1, 2, 3, 4], id="cut by the server"),
+    ],
+)
+def test_a_chain_of_stored_responses_has_each_document_once(
+    conversation: Any, options: Any, sent: list[int], stored_model: Callable[..., ChatOpenAI], reader: Reader
+) -> None:
+    prompt = ChatPromptTemplate.from_messages([("human", "{context}\n\n{input}")])
+    found = {"context": retriever_with(conversation) | joined, "input": RunnablePassthrough()}
+    model, after = stored_model(**options), None
+    for _ in range(4):
+        chain = found | prompt | model.bind(previous_response_id=after)
+        after = chain.invoke("Why?", {"configurable": {"after": after}}).response_metadata["id"]
+    assert reader.take(SEA.page_content) == sent
+
+
+def test_a_graph_whose_history_is_stored_sends_each_document_once(
+    retriever: ContextReuseRetriever, stored_model: Callable[..., ChatOpenAI], reader: Reader
+) -> None:
+    chat = Chat(retriever, InMemorySaver())
+    chat.model = stored_model(use_previous_response_id=True)
+    for _ in range(3):
+        chat.graph.invoke({"messages": [HumanMessage("Why?")]}, thread(1))
+    first, second = chat.states(thread(1))[2].config, chat.states(thread(1))[0].config
+    for config in (first, second):
+        chat.graph.invoke({"messages": [HumanMessage("Why?")]}, config)
+    assert reader.take(SEA.page_content) == [1, 1, 1, 1, 1]
+    assert retriever.planner.stats().references == 2 * 3
