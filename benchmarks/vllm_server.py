@@ -419,6 +419,7 @@ class VllmServer:
             # No worker process next to the engine's: it would wait for its next step in a busy loop of a second.
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "VLLM_SERVER_DEV_MODE": "1",  # for /reset_prefix_cache
+            "VLLM_ENABLE_RESPONSES_API_STORE": "1",
             "VLLM_NO_USAGE_STATS": "1",
             "DO_NOT_TRACK": "1",
             "HF_HUB_OFFLINE": "1",

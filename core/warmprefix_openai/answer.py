@@ -27,6 +27,8 @@ _SIGNS = re.compile(
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _FAILURES = ("error", "response.failed")
+_NO_ANSWER = ("failed", "cancelled", "queued", "in_progress")
+"""What a response without an answer has as its status; in the background it may still fail."""
 _ENDS = ("response.completed", "response.incomplete", "message_stop")
 
 
@@ -194,7 +196,7 @@ class AnswerFacts:
         self.started = self.complete = True
         self.unread = payload is None
         if payload is not None:
-            self.failed = _is_failure(payload) or payload.get("status") in ("failed", "cancelled")
+            self.failed = _is_failure(payload) or payload.get("status") in _NO_ANSWER
             self.read_prompt(payload)
             self._read_response(payload)
 

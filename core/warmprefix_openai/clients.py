@@ -24,6 +24,8 @@ _log = logging.getLogger("warmprefix")
 
 __all__ = ["linked_async_client", "linked_client"]
 
+_NOT_CARRIED = "a turn without blocks could not be planned"
+
 
 def linked_client(writer: LinkWriter, kind: Any, options: Mapping[str, Any]) -> Any:
     """Return a client of this kind, of httpx or httpx2, whose requests carry their plans.
@@ -35,6 +37,8 @@ def linked_client(writer: LinkWriter, kind: Any, options: Mapping[str, Any]) -> 
 
     def send(client: Any, request: Any, *, stream: bool = False, **given: Any) -> Any:
         opening = writer.open(request)
+        if opening.carried is not None:
+            opening = _carry(writer, request, opening)
         forward = partial(kind.send, client, stream=True, **given)
         if opening.exchange is None:
             return _permitted(writer, opening, forward)(opening.request, stream=stream)
@@ -56,6 +60,8 @@ def linked_async_client(writer: LinkWriter, kind: Any, options: Mapping[str, Any
 
     async def send(client: Any, request: Any, *, stream: bool = False, **given: Any) -> Any:
         opening = writer.open(request)
+        if opening.carried is not None:
+            opening = await _acarry(writer, request, opening)
         forward = partial(kind.send, client, stream=True, **given)
         if opening.exchange is None:
             return await (await _apermitted(writer, opening, forward))(opening.request, stream=stream)
@@ -69,6 +75,27 @@ def linked_async_client(writer: LinkWriter, kind: Any, options: Mapping[str, Any
         return response
 
     return type("AsyncLinkClient", (kind,), {"send": send})(**options)
+
+
+def _carry(writer: LinkWriter, request: Any, opening: Opening) -> Opening:
+    """Plan a turn without blocks, so that turns behind it find the record of those in front."""
+    assert opening.carried is not None
+    try:
+        plan = writer.tracker.planner.plan([], **opening.carried.options)
+    except Exception:
+        writer.tracker.degrade(_NOT_CARRIED)
+        return opening
+    return writer.carried(request, opening, plan)
+
+
+async def _acarry(writer: LinkWriter, request: Any, opening: Opening) -> Opening:
+    assert opening.carried is not None
+    try:
+        plan = await writer.tracker.planner.aplan([], **opening.carried.options)
+    except Exception:
+        writer.tracker.degrade(_NOT_CARRIED)
+        return opening
+    return writer.carried(request, opening, plan)
 
 
 def _of_sdk(name: str) -> Any:

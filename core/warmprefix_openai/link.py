@@ -120,6 +120,9 @@ class EngineLink:
         committed, even if you closed the stream early. If an exception or a cancellation leaves it, the plan is
         abandoned. A plan that no request carried, or whose last request failed, is abandoned too.
 
+        If the plan continues a `Branch`, other responses in the block, such as those of an agent's loop, become turns
+        of it that add no blocks.
+
         The request must be sent within the block. A stream that the SDK returned may be read after it. A stream that is
         sent when it is first read, such as LangChain's `stream`, must be read within, or be marked instead:
         `llm.stream(messages, extra_headers=link.headers(plan))`. Otherwise it goes out without a plan, and without the

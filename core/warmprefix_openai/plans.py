@@ -9,7 +9,7 @@ from typing import Literal
 
 from warmprefix.fair_lru import FairLru
 from warmprefix.forks import fork_safe_lock
-from warmprefix.plan import ContextPlan
+from warmprefix.plan import ContextPlan, Scope
 
 __all__ = ["PLAN_HEADER", "PlanBook", "Sending", "SentPlan", "plan_in_context", "sending_now"]
 
@@ -41,6 +41,8 @@ class SentPlan:
     """True if any request had the plan."""
     turn_id: str | None = None
     """The id that the application gave its turn in a branch."""
+    branch_scope: Scope | None = None
+    """The scope of a plan that continues a branch."""
 
     @property
     def is_sending(self) -> bool:
@@ -61,7 +63,8 @@ class PlanBook:
         with self._lock:
             sent = self._sent.get(plan.id)
             if sent is None:
-                sent = SentPlan(plan.id, plan.cache_salt, plan)
+                scope = None if plan.branch is None else plan.scope
+                sent = SentPlan(plan.id, plan.cache_salt, plan, branch_scope=scope)
                 self._sent.put(plan.id, sent, plan.scope.tenant)
                 if len(self._sent) > _MAX_PLANS:
                     self._sent.evict()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from warmprefix import Branch
 from warmprefix.plan import ContextPlan
-from warmprefix_openai.exchange import Exchange
+from warmprefix_openai.exchange import Exchange, Verdict
 from warmprefix_openai.plans import PLAN_HEADER, SentPlan, plan_in_context
 from warmprefix_openai.salt_check import SaltCheck
 from warmprefix_openai.server_turns import server_turn
@@ -24,6 +26,7 @@ from warmprefix_requests import (
 )
 from warmprefix_requests.marks import CacheMarker
 from warmprefix_requests.outgoing import PromptRoute, TokenIds
+from warmprefix_requests.server_history import server_history
 
 __all__ = ["LinkWriter", "Opening", "with_body"]
 
@@ -37,6 +40,16 @@ class Opening(NamedTuple):
     """Reads its answer, if it has a plan."""
     salted: PromptRoute | None = None
     """Its route if a salt is to keep its tenant apart, which some engines ignore."""
+    carried: CarriedTurn | None = None
+    """A turn without a plan in a branch, whose record a plan without blocks carries on."""
+
+
+class CarriedTurn(NamedTuple):
+    """A turn that continues a stored one without any blocks."""
+
+    asked: OutgoingRequest
+    options: Mapping[str, Any]
+    """For the plan."""
 
 
 class LinkWriter:
@@ -67,26 +80,38 @@ class LinkWriter:
             tracker.degrade("a request could not be prepared for its plan")
         return Opening(request if named is None else _remade(request, _body_of(request)))
 
+    def carried(self, request: Any, opening: Opening, plan: ContextPlan) -> Opening:
+        """Return the opening of a request with its plan without blocks. Never raises."""
+        tracker, sent = self.tracker, self.tracker.enter(plan)
+        try:
+            if opening.carried is not None and tracker.book.take(sent) is not None:
+                return self._written(request, opening.carried.asked, sent, plan)
+        except Exception:
+            tracker.degrade("a turn without blocks could not be prepared")
+        tracker.settle(Verdict(sent, plan, "abandon"))
+        return opening
+
     def _opened(self, request: Any, sent: SentPlan, *, by_name: bool) -> Opening:
         tracker, content = self.tracker, _body_of(request)
         asked = None if content is None else read_call(request.method, request.url.path, request.headers, content)
         if asked is None:
             tracker.count("unmatched")
             return Opening(_remade(request, content) if by_name else request)
-        plan = sent.plan
+        plan, outcome = sent.plan, "unmatched"
         if plan is not None and not by_name and not holds_blocks(asked.prompt, plan):
-            tracker.count("unmatched")
             plan = None
         else:
             plan = tracker.book.take(sent)
-            tracker.count("repeated_plans" if plan is None else "requests")
+            outcome = "repeated_plans" if plan is None else "requests"
             tracker.metrics.visit(request.url)
         try:
-            return self._written(request, asked, sent, plan)
+            opening = self._written(request, asked, sent, plan)
         except BaseException:
             if plan is not None:
                 tracker.book.put_back(sent)
             raise
+        tracker.count("requests" if opening.carried is not None else outcome)
+        return opening
 
     def _written(self, request: Any, asked: OutgoingRequest, sent: SentPlan, plan: ContextPlan | None) -> Opening:
         turn = None
@@ -108,12 +133,25 @@ class LinkWriter:
         is_salted = takes_salt and sent.cache_salt is not None and self._isolation == "cache_salt"
         salted = asked.route if is_salted else None
         if plan is None:
-            return Opening(_remade(request, outgoing.content), None, salted)
+            return Opening(_remade(request, outgoing.content), None, salted, _carried(asked, sent))
         attempt = self._refusals.attempt(outgoing, endpoint)
         exchange = Exchange(sent, plan, asked, attempt, marker=self.marker, on_error=self.tracker.degrade, turn=turn)
         primes = self.tracker.primer.requests(plan, outgoing.plain or outgoing)
         exchange.primes = tuple([(prime, self._refusals.attempt(sent, endpoint)) for prime, sent in primes])
         return Opening(_remade(request, attempt.request.encode()), exchange, salted)
+
+
+def _carried(asked: OutgoingRequest, sent: SentPlan) -> CarriedTurn | None:
+    """Return the turn of a request next to one with a branch's plan, such as a call of an agent's loop."""
+    history = None if sent.branch_scope is None else server_history(asked.route, asked.body)
+    if sent.branch_scope is None or history is None or history.after is None or not history.is_kept:
+        return None
+    tenant, model, _ = sent.branch_scope
+    try:
+        branch = Branch(after=history.after)
+    except ValueError:  # not an id of any turn
+        return None
+    return CarriedTurn(asked, {"conversation": branch, "placement": "tail", "tenant": tenant, "model": model})
 
 
 def _body_of(request: Any) -> Any:

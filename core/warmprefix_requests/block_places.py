@@ -63,17 +63,23 @@ def in_full(route: str, body: Mapping[str, Any], plan: ContextPlan) -> Mapping[s
     Only the newest place of a note is changed: earlier messages are history.
     """
     referenced = [planned for planned in plan.blocks if planned.reference is not None]
+    if not referenced:
+        return body
     texts = [planned._replace(reference=None).render() for planned in referenced]
-    notes = [(planned.text, text) for planned, text in zip(referenced, texts, strict=True)]
-    if len(referenced) > 1:
-        labels = [planned.label for planned in referenced]
-        notes.insert(0, (referenced[0].templates.location_annotation(labels), "\n\n".join(texts)))
-    name = _PROMPTS.get(route, "messages")
-    given = body.get(name)
-    for note, text in notes:
-        changed = _replaced(given, note, text)
-        given = given if changed is None else changed
-    return {**body, name: given}
+    joint = referenced[0].templates.location_annotation([planned.label for planned in referenced])
+    changed = _with_text(route, body, joint, "\n\n".join(texts))
+    if changed is not None:
+        return changed
+    for planned, text in zip(referenced, texts, strict=True):  # the application renders its blocks itself
+        body = _with_text(route, body, planned.text, text) or body
+    return body
+
+
+def _with_text(route: str, body: Mapping[str, Any], note: str, text: str) -> Mapping[str, Any] | None:
+    for name in (_PROMPTS.get(route, "messages"), "instructions", "system"):
+        if (changed := _replaced(body.get(name), note, text)) is not None:
+            return {**body, name: changed}
+    return None
 
 
 def _replaced(value: object, old: str, new: str) -> Any:

@@ -193,7 +193,7 @@ def test_the_usage_of_a_whole_answer_is_read_on_every_route() -> None:
 
 
 @pytest.mark.parametrize("status", ["completed", "incomplete", "failed", "queued"])
-def test_a_response_is_kept_once_it_is_completed(status: str) -> None:
+def test_a_response_is_kept_once_it_has_ended_with_an_answer(status: str) -> None:
     response = {"object": "response", "id": "resp_1", "status": status, "output": []}
     begun = {"type": "response.created", "response": {**response, "status": "in_progress"}}
     end = {"type": f"response.{status}", "response": response}
@@ -203,8 +203,9 @@ def test_a_response_is_kept_once_it_is_completed(status: str) -> None:
         stream.feed(b"data: " + json.dumps(event).encode() + b"\n\n")
     whole.feed(json.dumps(response).encode())
     whole.finish()
-    expected = response if status == "completed" else None
+    expected = response if status in ("completed", "incomplete") else None
     assert stream.facts.response == whole.facts.response == expected
+    assert whole.facts.failed == (expected is None)
 
 
 def test_an_answer_too_long_to_keep_passes_unread() -> None:

@@ -126,6 +126,44 @@ def test_turn_without_evidence_carries_the_record_on(chat: Chat, engine: Engine)
     engine.check("ab", references=2)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_calls_of_a_loop_around_a_plan_carry_the_record_on(
+    chat: Chat, engine: Engine, caller: Any, planner: Any, stream: bool
+) -> None:
+    plan = chat.plan("ab", conversation=Branch(after=None), tenant="acme")
+    calls: list[dict[str, Any]] = [{"input": plan.render()}, {"input": "Tool: 7"}, {"input": "Go on."}]
+
+    def blocking(client: openai.OpenAI) -> Any:
+        last: Any = None
+        with caller.link.sending(plan):
+            for call in calls:
+                after = None if last is None else last.id
+                answer = client.responses.create(model=MODEL, **call, previous_response_id=after, stream=stream)
+                last = _last(answer)
+        return last
+
+    async def awaited(client: openai.AsyncOpenAI) -> Any:
+        last: Any = None
+        async with caller.link.sending(plan):
+            for call in calls:
+                after = None if last is None else last.id
+                answer = await client.responses.create(model=MODEL, **call, previous_response_id=after, stream=stream)
+                last = await _alast(answer)
+        return last
+
+    last = caller.run(blocking, awaited, base_url=engine.server.base_url)
+    assert len(planner.turns) == 3
+    assert planner.turns[-1] == last.id
+    again = chat.plan("ab", conversation=Branch(after=last.id), tenant="acme")
+    assert len(again.references) == 2
+    assert chat.plan("ab", conversation=Branch(after=last.id)).references == ()
+    chat.turn(again, previous_response_id=last.id)
+    engine.check("ab", references=2)
+    assert planner.stats().open_plans == 1
+    stats = caller.link.stats()
+    assert (stats.requests, stats.commits, stats.repeated_plans, stats.unmatched) == (4, 4, 0, 0)
+
+
 def test_unknown_response_is_the_engines_to_refuse(chat: Chat, engine: Engine, planner: Any) -> None:
     plan = chat.plan("ab", conversation=Branch(after="resp_1"))
     assert plan.references == ()
@@ -190,6 +228,15 @@ def test_several_references_are_written_out_behind_the_history_of_the_input(chat
     chat.turn(plan, input=items)
     assert engine.prompts[-1].startswith(f"{note}\nanswer 0\n[c")
     engine.check("abc", references=0)
+
+
+def test_references_in_instructions_are_written_out_too(chat: Chat, engine: Engine) -> None:
+    first = chat.follow("abc", None)
+    plan = chat.plan("ab", conversation=Branch(after=first.id))
+    separate = "\n".join(planned.render() for planned in plan.blocks)
+    for instructions in (plan.render(), separate):
+        chat.turn(chat.plan("ab", conversation=Branch(after=first.id)), input="Why?", instructions=instructions)
+        engine.check("ab", references=0)
 
 
 def test_history_that_the_application_shows_as_well_keeps_its_references(chat: Chat, engine: Engine) -> None:
