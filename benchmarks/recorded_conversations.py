@@ -28,7 +28,7 @@ from recorded_turns import RecordedWorld
 from result_files import read_rows, write_rows
 from store_faults import RedisLaboratory
 
-PERIOD = 300
+PERIOD = 150
 """Turns between two faults."""
 MOST_TO_SHOWN = 1.02
 """Most computed tokens with the record, to those with the history shown."""

@@ -224,5 +224,7 @@ def _beginning() -> list[ChatMessage]:
 
 
 def _cut(messages: list[ChatMessage], rng: random.Random) -> list[ChatMessage]:
+    if len(messages) < 2:
+        return messages
     place = 1 + 2 * rng.randrange(len(messages) // 2)
     return messages[:place] if rng.random() < 0.5 else [messages[0], *messages[place:]]
