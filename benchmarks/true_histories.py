@@ -4,10 +4,11 @@ Several workers, each with a `ContextPlanner` of its own, share one store and th
 application: only it has the true text of each history. It cuts, forks, loses and overwrites histories, races, crashes,
 and commits late, twice or never. `true_prompts` checks each plan.
 
-There are two applications. The *obedient* one stores a turn only if no other turn was stored since it planned (or its
+There are three applications. The *obedient* one stores a turn only if no other turn was stored since it planned (or its
 storage only appends). It abandons plans that it did not store, and cuts a history only after `forget` has returned, if
 nothing was stored in between. The *careless* one commits all simultaneous plans and keeps any of them, as a storage
-does in which the last writer wins. It can be right only as long as its workers lose and regain the store together.
+does in which the last writer wins. It can be right only as long as its workers lose and regain the store together. The
+*branching* one names turns by their ids, and continues, retries and forks any of them (`true_branches`).
 
     python benchmarks/true_histories.py --turns 1000000 --store memory --faults all
     python benchmarks/true_histories.py --turns 1000000 --store redis --faults all
@@ -24,8 +25,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from common import percentile, print_table
-from result_files import write_results
+from result_files import write_rows
 from store_faults import Laboratory, MemoryLaboratory, RedisLaboratory
+from true_branches import BranchWorld
 from true_prompts import Findings
 from true_world import Application, World
 
@@ -41,7 +43,13 @@ class Scenario:
         return f"{self.application}, {'the store may lose data' if self.lossy else 'the store loses nothing'}"
 
 
-SCENARIOS = (Scenario("obedient", True), Scenario("careless", True), Scenario("careless", False))
+SCENARIOS = {
+    Scenario("obedient", True): 0.4,
+    Scenario("careless", True): 0.2,
+    Scenario("careless", False): 0.2,
+    Scenario("branching", True): 0.2,
+}
+"""Each with its share of the turns."""
 
 
 @dataclass
@@ -66,7 +74,11 @@ def run(
 ) -> Outcome:
     """Run `turns` turns, with a fault every `period` turns."""
     began = time.perf_counter()
-    world = World(laboratory, scenario.application, seed)
+    world: World | BranchWorld
+    if scenario.application == "branching":
+        world = BranchWorld(laboratory, seed)
+    else:
+        world = World(laboratory, scenario.application, seed)
     recovered = 0
     next_fault, faulty_until, references = period, None, 0
     next_line = turns // 20
@@ -121,27 +133,36 @@ def main() -> int:
     parser.add_argument("--faults", default="all", help="none, all, or a part of a name, such as 'killed'")
     parser.add_argument("--period", type=int, help="turns between two faults")
     parser.add_argument("--flavour", help="server flavour: a key of redis_servers.binaries()")
+    parser.add_argument("--scenario", default="", help="a part of the names of the scenarios to run")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     logging.getLogger("warmprefix").setLevel(logging.ERROR)  # stores fail on purpose here
     outcomes: list[Outcome] = []
-    for scenario, share in zip(SCENARIOS, (0.5, 0.25, 0.25), strict=True):
+    shares = {scenario: share for scenario, share in SCENARIOS.items() if options.scenario in str(scenario)}
+    for scenario, share in shares.items():
         print(f"{scenario}:", flush=True)
         period = options.period or (300 if options.store == "memory" else 3_000)
-        named = {"lossy": scenario.lossy, "asymmetric": scenario.application == "obedient"}
+        named = {"lossy": scenario.lossy, "asymmetric": scenario.application != "careless"}
         with (
             MemoryLaboratory(options.seed, options.faults, **named)
             if options.store == "memory"
             else RedisLaboratory(options.seed, options.faults, **named, flavour=options.flavour)
         ) as laboratory:
-            outcome = run(laboratory, scenario, int(options.turns * share), options.seed, period, progress=True)
+            outcome = run(
+                laboratory,
+                scenario,
+                int(options.turns * share / sum(shares.values())),
+                options.seed,
+                period,
+                progress=True,
+            )
         outcomes.append(outcome)
         for example in outcome.findings.examples:
             print(f"  {example}")
     print()
     report(outcomes)
     if options.turns >= 100_000 and options.faults == "all":
-        write_results(f"true_histories_{options.store}", [as_json(outcome) for outcome in outcomes])
+        write_rows(f"true_histories_{options.store}", [as_json(outcome) for outcome in outcomes], ["scenario"])
     return 1 if any(outcome.findings.wrong for outcome in outcomes) else 0
 
 

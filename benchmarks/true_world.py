@@ -19,9 +19,9 @@ from warmprefix.errors import StoreError
 from warmprefix.planner.unsettled import Unsettled
 from warmprefix.stores import Conversation
 
-__all__ = ["Application", "World"]
+__all__ = ["LONGEST_HISTORY", "Application", "AsyncWorker", "Library", "Worker", "World"]
 
-Application = Literal["obedient", "careless"]
+Application = Literal["obedient", "careless", "branching"]
 T = TypeVar("T")
 
 CHATS_A_TENANT = 6
@@ -126,8 +126,8 @@ class Worker:
     def plan(self, blocks: Sequence[ContextBlock], **options: Any) -> ContextPlan:
         return self._timed(lambda: self.planner.plan(blocks, **options))
 
-    def commit(self, plan: ContextPlan) -> None:
-        self._timed(lambda: self.planner.commit(plan))
+    def commit(self, plan: ContextPlan, turn_id: str | None = None) -> None:
+        self._timed(lambda: self.planner.commit(plan, turn_id=turn_id))
 
     def abandon(self, plan: ContextPlan) -> None:
         self._timed(lambda: self.planner.abandon(plan))
@@ -180,8 +180,8 @@ class AsyncWorker(Worker):
     def plan(self, blocks: Sequence[ContextBlock], **options: Any) -> ContextPlan:
         return self._timed(lambda: self._await(self.planner.aplan(blocks, **options)))
 
-    def commit(self, plan: ContextPlan) -> None:
-        self._timed(lambda: self._await(self.planner.acommit(plan)))
+    def commit(self, plan: ContextPlan, turn_id: str | None = None) -> None:
+        self._timed(lambda: self._await(self.planner.acommit(plan, turn_id=turn_id)))
 
     def abandon(self, plan: ContextPlan) -> None:
         self._timed(lambda: self._await(self.planner.aabandon(plan)))
@@ -197,8 +197,8 @@ class AsyncWorker(Worker):
         """Cancel the call after `steps` turns of the loop; return the plan if it was made by then."""
         return self._await(_cancelled(self.planner.aplan(blocks, **options), steps))
 
-    def commit_and_cancel(self, steps: int, plan: ContextPlan) -> None:
-        self._await(_cancelled(self.planner.acommit(plan), steps))
+    def commit_and_cancel(self, steps: int, plan: ContextPlan, turn_id: str | None = None) -> None:
+        self._await(_cancelled(self.planner.acommit(plan, turn_id=turn_id), steps))
 
     def close(self) -> None:
         self._await(self.planner.__aexit__())

@@ -44,7 +44,7 @@ def _quiet() -> Iterator[None]:
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=str)
 @pytest.mark.parametrize("faults", ["none", "all"])
 def test_in_memory(scenario: Scenario, faults: str) -> None:
-    asymmetric = scenario.application == "obedient"
+    asymmetric = scenario.application != "careless"
     with MemoryLaboratory(1, faults, lossy=scenario.lossy, asymmetric=asymmetric) as laboratory:
         outcome = run(laboratory, scenario, turns=2_500, seed=1, period=150)
     assert outcome.findings.wrong == 0, outcome.findings.examples
@@ -55,7 +55,7 @@ def test_in_memory(scenario: Scenario, faults: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=str)
 def test_in_redis(scenario: Scenario) -> None:
-    asymmetric = scenario.application == "obedient"
+    asymmetric = scenario.application != "careless"
     with RedisLaboratory(2, "all", lossy=scenario.lossy, asymmetric=asymmetric) as laboratory:
         outcome = run(laboratory, scenario, turns=2_500, seed=2, period=250)
     assert outcome.findings.wrong == 0, outcome.findings.examples
