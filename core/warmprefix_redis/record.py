@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
+import zlib
 from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib import resources
@@ -40,6 +41,7 @@ VERSION = "1"
 _TURN_VERSION = b"1"
 """Version of the records of turns, and their first byte."""
 _WHOLE, _PARTIAL, _CONTRADICTED = range(3)
+_HEAD = struct.Struct("<3I")
 
 _FINGERPRINT_BYTES = 16
 _MAX_TOKENS = 0xFFFFFFFF
@@ -144,8 +146,8 @@ def encode_sent(sent: Sequence[SeenBlock]) -> list[tuple[str, str, int]]:
 def encode_turn(key: bytes, record: TurnRecord | None) -> bytes:
     """Return the stored value of a turn's record, or of one that contradicts another: version, checksum, body.
 
-    The body has turn, mark and number of blocks; then turns, token counts and times, fingerprints, and labels, those
-    of the blocks first.
+    The body has turn, mark and number of blocks, then the fingerprints, then compressed: turns, token counts and times
+    of the blocks, and all labels, those of the blocks first. O(blocks).
     """
     turn, blocks, others, partial, _ = TurnRecord(0) if record is None else record
     mark = _CONTRADICTED if record is None else _PARTIAL if partial else _WHOLE
@@ -154,7 +156,8 @@ def encode_turn(key: bytes, record: TurnRecord | None) -> bytes:
     labels = [*[block.label for block in blocks], *others]
     if any("\n" in label for label in labels):
         raise ValueError("label must be one line")
-    body = struct.pack(f"<3I{len(numbers)}I", turn, mark, len(blocks), *numbers) + keys + _encode("\n".join(labels))
+    columns = struct.pack(f"<{len(numbers)}I", *numbers) + _encode("\n".join(labels))
+    body = _HEAD.pack(turn, mark, len(blocks)) + keys + zlib.compress(columns, 1)
     return _TURN_VERSION + _seal(_TURN_VERSION + key + body) + body
 
 
@@ -165,13 +168,16 @@ def decode_turn(key: bytes, value: bytes | None) -> TurnRecord | None:
     if value is None or value[:1] != _TURN_VERSION:
         return None
     body = value[1 + _SEAL_DIGITS :]
-    turn, mark, count = struct.unpack_from("<3I", body)
-    numbers = struct.unpack_from(f"<{3 * count}I", body, 12)
-    start, end = 12 + 12 * count, 12 + (12 + _FINGERPRINT_BYTES) * count
-    keys = [body[i : i + _FINGERPRINT_BYTES] for i in range(start, end, _FINGERPRINT_BYTES)]
-    labels = _decode(body[end:]).split("\n") if end < len(body) else [""] * count
+    turn, mark, count = _HEAD.unpack_from(body)
+    if mark == _CONTRADICTED:
+        return None
+    end = _HEAD.size + _FINGERPRINT_BYTES * count
+    keys = [body[i : i + _FINGERPRINT_BYTES] for i in range(_HEAD.size, end, _FINGERPRINT_BYTES)]
+    columns = zlib.decompress(body[end:])
+    numbers, text = struct.unpack_from(f"<{3 * count}I", columns), columns[12 * count :]
+    labels = _decode(text).split("\n") if text else [""] * count
     blocks = tuple(map(SeenBlock, keys, labels, numbers[::3], numbers[1::3], numbers[2::3]))
-    return None if mark == _CONTRADICTED else TurnRecord(turn, blocks, tuple(labels[count:]), mark == _PARTIAL)
+    return TurnRecord(turn, blocks, tuple(labels[count:]), mark == _PARTIAL)
 
 
 def is_turn(key: bytes, value: bytes | None) -> bool:
