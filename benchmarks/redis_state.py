@@ -6,6 +6,9 @@ A turn is one `prepare` and one `commit` of `RedisSeenStore`, both of 15 blocks,
 TCP, for each installed server binary. It retrieves 15 of 60 blocks, so that later turns see most of them again, and
 sends the others. 500 conversations run at a time, and each ends after 10 turns.
 
+The records of turns: branches in which each turn shows new blocks only. `last` are the bytes of the last turn, and
+`all` those of all turns together.
+
 The lasting load: each worker process begins `--rate` turns of the pool per second on schedule, and a turn's latency
 counts from its scheduled start. `server cpu` is the share of one core that the server used. Only a run
 with the defaults is written to `results/`.
@@ -29,8 +32,17 @@ import redis
 from common import percentile, print_table
 from redis_servers import Server, binaries
 from result_files import write_rows
-from warmprefix.stores import Commit, Conversation, Prepare, RecordBounds, SeenBlock
-from warmprefix_redis import RedisSeenStore, conversation_key
+from warmprefix.stores import (
+    Commit,
+    Conversation,
+    Prepare,
+    ReadTurn,
+    RecordBounds,
+    SeenBlock,
+    TurnRecord,
+    WriteTurn,
+)
+from warmprefix_redis import RedisSeenStore, conversation_key, turn_key
 
 K = 15
 POOL = 60
@@ -45,20 +57,26 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="threads of each")
     parser.add_argument("--rate", type=int, default=2_000, help="turns a second of each worker")
     parser.add_argument("--seconds", type=float, default=60, help="how long the load lasts")
+    parser.add_argument("--turns-only", action="store_true", help="measure only the records of turns")
     asked = parser.parse_args()
-    results: dict[str, list[dict[str, Any]]] = {"load": [], "memory": []}
+    results: dict[str, list[dict[str, Any]]] = {"turns": [], "load": [], "memory": []}
     for flavour in binaries():
         with Server(flavour) as server, server.client() as admin:
+            admin.flushall()
+            results["turns"] += [{"server": flavour, **row} for row in measure_turns(server, admin)]
+            if asked.turns_only:
+                continue
             admin.flushall()
             results["memory"] += [{"server": flavour, **row} for row in measure_memory(server, admin)]
             admin.flushall()
             load = measure_load(server, admin, asked.workers, asked.threads, asked.rate, asked.seconds)
             results["load"].append({"server": flavour, **load})
-    for title, rows in results.items():
+    measured = {part: rows for part, rows in results.items() if rows}
+    for title, rows in measured.items():
         print(f"\n{title}")
         print_table(list(rows[0]), [list(row.values()) for row in rows])
-    if all(getattr(asked, name) == parser.get_default(name) for name in vars(asked)):
-        for part, rows in results.items():
+    if all(getattr(asked, name) == parser.get_default(name) for name in vars(asked) if name != "turns_only"):
+        for part, rows in measured.items():
             write_rows(f"redis_state_{part}", rows, ("server",))
 
 
@@ -229,6 +247,30 @@ def measure_memory(server: Server, admin: redis.Redis) -> list[dict[str, Any]]:
         assert snapshot is not None
         blocks = len(snapshot.blocks)
         rows.append({"conversation": name, "bytes": largest, "blocks": blocks, "slowest ms": round(slowest * 1e3, 2)})
+        store.close()
+    return rows
+
+
+def measure_turns(server: Server, admin: redis.Redis) -> list[dict[str, Any]]:
+    """Return the bytes of branches, keys included."""
+    rows: list[dict[str, Any]] = []
+    for name, turns, new, bound in (
+        ("10 turns of 5 new blocks", 10, 5, 1_024),
+        ("20 turns of 15 new blocks", 20, 15, 1_024),
+        ("100 turns of 15 new blocks", 100, 15, 1_024),
+    ):
+        store = RedisSeenStore(server.url, timeout=5, bounds=RecordBounds(max_blocks=bound))
+        rng, record, sizes = random.Random(name), TurnRecord(0), list[int]()
+        for number in range(turns):
+            blocks = blocks_of(rng, new)
+            sent = [SeenBlock(key, label, 0, rng.randrange(80, 240)) for key, label in blocks]
+            turn = Conversation("tenant", f"{name} {number}")
+            store.execute(WriteTurn(turn, record.followed_by(sent, (), 1_800_000_000 + 40 * number)))
+            found = store.execute(ReadTurn(turn))
+            assert found is not None
+            record = found
+            sizes.append(int(admin.memory_usage(turn_key("wp", turn).decode(), samples=0) or 0))
+        rows.append({"branch": name, "blocks": len(record.blocks), "last": sizes[-1], "all": sum(sizes)})
         store.close()
     return rows
 

@@ -66,7 +66,17 @@ def test_documented_sizes_match_the_measurement() -> None:
     for row in measured:
         sizes.setdefault((row["conversation"], f"{row['blocks']:,}"), []).append(row["bytes"])
     assert f"| conversation | blocks | bytes, {' | '.join(servers)} |" in text
-    assert rows == [[*what, *(f"{size:,}" for size in found)] for what, found in sizes.items()]
+    conversations = [[*what, *(f"{size:,}" for size in found)] for what, found in sizes.items()]
+    turns = read_rows("redis_state_turns")
+    branches = [
+        [
+            name,
+            f"{row['blocks']:,}",
+            *(f"{each[which]:,}" for which in ("last", "all") for each in turns if each["branch"] == name),
+        ]
+        for name, row in {row["branch"]: row for row in turns}.items()
+    ]
+    assert rows == conversations + branches
 
 
 def test_documented_load_matches_the_measurement() -> None:
