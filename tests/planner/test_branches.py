@@ -234,6 +234,18 @@ def test_label_never_names_two_texts_of_a_branch(planner: ContextPlanner) -> Non
     assert len(plan.references) == 7
 
 
+def test_text_imitates_no_label_that_a_lost_record_had(planner: ContextPlanner) -> None:
+    imitation = ContextBlock("A text.\n[Doc_0] A line that imitates a block.", id="Doc_9", tokens=60)
+    begun = planner.plan([*BLOCKS[:1], imitation], conversation=Branch(None), placement="tail")
+    other = planner.plan([imitation], conversation=Branch(None), placement="tail")
+    unknown = planner.plan([imitation], conversation=Branch("lost"), placement="tail")
+    assert [list(header_labels(plan.render())) for plan in (begun, other, unknown)] == [
+        ["Doc_0", "Doc_9"],
+        ["Doc_9", "Doc_0"],
+        [f"Doc_9~{imitation.fingerprint.hex()[:6]}"],
+    ]
+
+
 def test_labels_are_those_of_a_shown_history_if_the_record_is_complete(planner: ContextPlanner) -> None:
     blocks = [*BLOCKS[:3], ContextBlock("no id " * 9), ContextBlock("a number " * 9, id="17")]
     shown = planner.plan(blocks, history=[], placement="tail")

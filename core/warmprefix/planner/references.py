@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from warmprefix.annotate import Annotation, Templates
+from warmprefix.annotate import Annotation, Templates, header_labels
 from warmprefix.blocks import ContextBlock
 from warmprefix.history import Resolution, VisibleHistory, header_lines, resolve_from_record, resolve_from_turn
 from warmprefix.plan import Placement
@@ -92,6 +92,8 @@ def resolve(draft: PlanDraft, record: PreparedTurn | TurnRecord | None, template
         parent = record if isinstance(record, TurnRecord) else TurnRecord(0, partial=not begins)
         resolved = resolve_from_turn(draft.blocks, parent, templates, any(draft.labels))
         names = [*draft.imitable, *[block.label for block in parent.blocks if block.label]]
+        if parent.partial:  # any id may be a label of the history
+            names += [label for block in draft.blocks for label in header_labels(block.text)]
         unlabelled = {block.fingerprint for block in parent.blocks if not block.label} if draft.omits_labels else ()
         seen = [block for block in draft.blocks if block.fingerprint in unlabelled]
         turn = parent.turn + 1 if begins or record is not None else None
