@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import os
 import re
@@ -17,7 +18,7 @@ from redis_servers import Cluster, SentinelSetup, Server, wait_until
 from result_files import read_rows
 from warmprefix import Branch, ContextPlanner, PlannerStats
 from warmprefix.stores import Conversation, SeenBlock, TurnRecord
-from warmprefix_redis import URL_SCHEMES, parse_redis_url
+from warmprefix_redis import URL_SCHEMES, RedisValues, parse_redis_url
 from warmprefix_redis.settings import SharedSettings
 
 ROOT = Path(__file__).parents[3]
@@ -123,6 +124,12 @@ def keys(value: object) -> set[str]:
     return set().union(*map(keys, value)) if isinstance(value, list) else set()
 
 
+async def keep_value(url: str) -> None:
+    values = RedisValues(url, timeout=10)
+    await values.put(b"the name of a value", b"which the gateway has sealed")
+    await values.aclose()
+
+
 def test_stored_data_matches_the_documentation(server: Server) -> None:
     secret = "The text, which must not be stored."
     with ContextPlanner.from_url(settings=SharedSettings(redis_url=server.url, store_budget=10.0)) as planner:
@@ -134,6 +141,7 @@ def test_stored_data_matches_the_documentation(server: Server) -> None:
         with planner.planning([secret], **names):  # type: ignore[arg-type]
             pass
         wait_until(lambda: planner.stats().published_orders, "an order is shared")
+        asyncio.run(keep_value(server.url))
         client: Any
         with server.client() as client:
             found = {key: client.type(key) for key in client.keys("*")}
