@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import accumulate, dropwhile
 from typing import Any, TypeAlias
 
@@ -22,7 +22,7 @@ AFTER_TURN = "after_turn"
 Conversation: TypeAlias = str | Branch | BaseMemory | Sequence[ChatMessage] | None
 """What is known of the history in front of a new context."""
 
-ConversationRule: TypeAlias = str | BaseMemory | Callable[[QueryBundle | None], Conversation]
+ConversationRule: TypeAlias = str | BaseMemory | Callable[[QueryBundle | None], Conversation | Awaitable[Conversation]]
 
 _MESSAGE_TOKENS = 8
 """Tokens that a message takes besides its text."""

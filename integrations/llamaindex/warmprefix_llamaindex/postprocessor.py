@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from inspect import isawaitable
 from typing import Any
 
 from llama_index.core.bridge.pydantic import ConfigDict, Field, PrivateAttr, field_serializer, field_validator
@@ -91,7 +92,8 @@ class ContextReusePostprocessor(BaseNodePostprocessor):
     conversation: ConversationRule | None = Field(
         default=None,
         description="What is known of the history: a name of the conversation, a memory, or a function of the query "
-        "bundle that returns one of them, a Branch, messages, or None. Only a name is serialised.",
+        "bundle that returns one of them, a Branch, messages, or None; an async function for async calls. Only a name "
+        "is serialised.",
     )
     annotate: Annotate = Field(
         default="auto",
@@ -211,6 +213,7 @@ class ContextReusePostprocessor(BaseNodePostprocessor):
             return nodes
         try:
             is_tail, known = self._is_tail(), self._conversation(query)
+            known = await known if isawaitable(known) else known
             request = _Request(nodes, self.pinned, is_tail)
             if is_tail and isinstance(known, BaseMemory):
                 known = surviving(known, await known.aget_all(**stored(known)), request.blocks, query)
@@ -248,7 +251,7 @@ class ContextReusePostprocessor(BaseNodePostprocessor):
         self._rebuilt = True
         warn_rebuilt(engine)
 
-    def _conversation(self, query: QueryBundle | None) -> Conversation:
+    def _conversation(self, query: QueryBundle | None) -> Any:
         """Return what is known of the history."""
         rule = self.conversation
         known = rule(query) if callable(rule) else rule

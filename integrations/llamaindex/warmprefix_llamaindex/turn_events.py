@@ -127,6 +127,11 @@ class _Turns:
         self._spans: OrderedDict[str, _OpenSpan] = OrderedDict()
         self._pending: OrderedDict[PendingTurn, None] = OrderedDict()
 
+    @property
+    def is_idle(self) -> bool:
+        """True if no plan waits for a model call."""
+        return not self._pending
+
     def follow(self, turn: PendingTurn) -> None:
         """Wait for a model call that answers a plan, which the postprocessor has just made."""
         with self._lock:
@@ -158,6 +163,7 @@ class _Turns:
         for turn in dangling:
             turn.refuse(turn.spans[-1].partition(".")[0])
             turn.settle()
+            turn.planner.withdraw(turn.plan)  # other workers shall not trust the record of this name either
 
     def _may_answer(self, spans: tuple[str, ...], turn: PendingTurn) -> bool:
         """Return True if a call belongs to a plan, and to no plan of another named conversation."""
@@ -244,6 +250,8 @@ class _TurnEvents(BaseEventHandler):
 
     def handle(self, event: BaseEvent, **kwargs: Any) -> None:
         span_id = event.span_id or ""
+        if turns.is_idle:
+            return
         if isinstance(event, LLMChatStartEvent):
             turns.asked(span_id, "\n\n".join([_text(message) for message in event.messages]))
         elif isinstance(event, LLMCompletionStartEvent):

@@ -211,6 +211,37 @@ async def test_a_turn_that_was_not_kept_is_not_seen(
     assert planner.stats().open_plans == 0
 
 
+@pytest.mark.parametrize("by_name", [False, True])
+async def test_conversations_at_the_same_time_share_nothing(
+    by_name: bool,
+    start_engine: Callable[[], Any],
+    open_model: OpenModel,
+    make_nodes: MakeNodes,
+    planner: ContextPlanner,
+) -> None:
+    """All of them find the same passages, and the calls of every third one fail in its second turn."""
+    server = start_engine()
+    warm = labelled(planner, conversation=(lambda query: query.query_str.partition(" ")[0]) if by_name else None)
+    async with open_model(server) as llm:
+        chat = Chat(llm, warm)
+        states: list[Any] = [None] * 12
+        for turn in range(4):
+            failing = turn == 1
+            runs = [
+                run(chat, state, f"chat-{i} turn-{turn}?", make_nodes(TEXTS[: 2 + turn]), fails=failing and i % 3 == 0)
+                for i, state in enumerate(states)
+            ]
+            ended = await asyncio.gather(*runs, return_exceptions=True)
+            states = [
+                state if isinstance(after, Exception) else after for state, after in zip(states, ended, strict=True)
+            ]
+    for i in range(12):
+        last = next(prompt for prompt in server.prompts if f"chat-{i} turn-3?" in prompt)
+        kept = [2, 4] if i % 3 == 0 else [2, 3, 4]
+        assert references(last) == [text for count in kept for text in TEXTS[:count]]
+    assert planner.stats().open_plans == 0
+
+
 @pytest.mark.parametrize("how", ["cancelled", "failed", "good"])
 async def test_a_name_waits_for_the_end_of_the_run(
     how: str, make_nodes: MakeNodes, planner: ContextPlanner, recording_llm: Any
@@ -426,6 +457,19 @@ def test_a_conversation_that_cannot_be_known_costs_tokens_only(
     for _ in range(3):
         assert context_of(warm.postprocess_nodes(make_nodes(TEXTS[:2]))) == "\n\n".join(TEXTS[:2])
     assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1
+
+
+async def test_an_async_function_reads_the_history_where_it_is(make_nodes: MakeNodes, planner: ContextPlanner) -> None:
+    memory = ChatMemoryBuffer.from_defaults()
+
+    async def history(query: object) -> list[ChatMessage]:
+        return await memory.aget()
+
+    warm = labelled(planner, conversation=history)
+    for references_made in (False, True):
+        shown = context_of(await warm.apostprocess_nodes(make_nodes(TEXTS[:2])))
+        assert ("above in this conversation" in shown) is references_made
+        await memory.aput(ChatMessage(role="user", content=shown))
 
 
 @pytest.mark.parametrize("rule", [42, b"chat", ["chat"], Branch(after=None)])
