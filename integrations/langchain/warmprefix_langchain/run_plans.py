@@ -21,6 +21,8 @@ __all__ = ["RecordedPlan", "follow_runs"]
 
 
 _MAX_ID_LENGTH = 1_024
+_MAX_PLANS = 256
+"""Plans of one root run that are followed at a time."""
 
 
 class RecordedPlan:
@@ -193,12 +195,12 @@ class RunPlans(BaseCallbackHandler):
     def of(cls, run: object) -> RunPlans | None:
         """Return the handler of a run manager; None if there is no run around it that can end well."""
         found = next((handler for handler in getattr(run, "handlers", ()) if isinstance(handler, cls)), None)
-        return found if found is not None and found.is_in_a_run else None
+        return found if found is not None and found.has_room else None
 
     @property
-    def is_in_a_run(self) -> bool:
-        """True if a root run has begun and not ended."""
-        return self._root in self._open
+    def has_room(self) -> bool:
+        """True if a root run has begun and not ended, and there is room for another plan."""
+        return self._root in self._open and len(self._plans) < _MAX_PLANS
 
     def enclosing(self, run_id: UUID | None) -> Sequence[UUID]:
         """Return the ids of a run and of the runs around it."""

@@ -33,6 +33,7 @@ from warmprefix_langchain import (
     context_reuse,
     thread_conversation,
 )
+from warmprefix_langchain.run_plans import RunPlans
 from warmprefix_redis import RedisSeenStore
 
 T = TypeVar("T")
@@ -303,6 +304,43 @@ def test_without_a_conversation_nothing_is_remembered(workers: list[ContextPlann
     for _ in range(2):
         chain.invoke("Why?", thread("chat-7"))
     assert model.turns == ["full", "full"]
+
+
+@pytest.mark.parametrize("conversation", ["chat-7", lambda config: "chat-7"])
+def test_a_conversation_may_be_a_name_or_a_function(
+    conversation: Any, workers: list[ContextPlanner], model: Model
+) -> None:
+    for planner in workers:
+        before(model, planner, conversation=conversation).invoke("Why?")
+    assert model.turns == ["full", "reference"]
+
+
+def test_two_retrievals_of_one_run_send_their_documents_again(workers: list[ContextPlanner], model: Model) -> None:
+    retriever = retriever_of(workers[0])
+
+    def found(question: str) -> str:
+        return joined([*retriever.invoke(question), *retriever.invoke(question)])
+
+    chain = {"context": RunnableLambda(found), "input": RunnablePassthrough()} | PLAIN | model
+    for _ in range(3):
+        chain.invoke("Why?", thread("chat-7"))
+    assert model.turns == ["full"] * 3
+    assert all(prompt.count(SEA.page_content) == 2 for prompt in model._prompts)
+
+
+def test_a_run_of_any_length_is_bounded() -> None:
+    def answered(question: str, config: RunnableConfig) -> int:
+        retriever = retriever_of(planner)
+        for _ in range(300):
+            retriever.invoke(question, config)
+        callbacks: Any = config["callbacks"]
+        followed = [handler for handler in callbacks.handlers if isinstance(handler, RunPlans)]
+        return sum(len(handler._plans) for handler in followed)
+
+    with ContextPlanner() as planner:
+        retriever_of(planner)
+        assert RunnableLambda(answered).invoke("Why?", thread("chat-7")) == 256
+        assert planner.stats().open_plans == 0
 
 
 def test_a_rule_that_fails_leaves_the_documents_as_found(workers: list[ContextPlanner], model: Model) -> None:

@@ -11,7 +11,7 @@ from langchain_core.runnables import RunnableLambda
 from langchain_core.vectorstores import InMemoryVectorStore
 from langchain_tests.integration_tests import RetrieversIntegrationTests
 
-from warmprefix_langchain import ContextReuseRetriever
+from warmprefix_langchain import ContextReuseRetriever, thread_conversation
 
 DOCUMENTS = [Document(f"Passage {i}.", id=str(i)) for i in range(10)]
 
@@ -46,6 +46,12 @@ class TestInTailPlacement(TestAroundRunnable):
         return {**super().retriever_constructor_params, "placement": "tail", "annotate": "both", "shown_in": "content"}
 
 
-@pytest.mark.parametrize("base", [TestAroundVectorStore, TestAroundRunnable, TestInTailPlacement])
+class TestInConversations(TestInTailPlacement):
+    @property
+    def retriever_constructor_params(self) -> dict[str, Any]:
+        return {**super().retriever_constructor_params, "conversation": thread_conversation}
+
+
+@pytest.mark.parametrize("base", [TestAroundVectorStore, TestAroundRunnable, TestInTailPlacement, TestInConversations])
 def test_the_suite_is_there(base: type[RetrieversIntegrationTests]) -> None:
     assert {"test_k_constructor_param", "test_invoke_with_k_kwarg", "test_ainvoke_returns_documents"} <= set(dir(base))
