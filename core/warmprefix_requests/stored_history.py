@@ -32,7 +32,7 @@ MAX_TEXT_BYTES = 256 << 10
 """UTF-8 bytes of a text that references in a server's history may stand for: it is kept as long as they are."""
 _MAX_ID_CHARACTERS = 64
 _MAX_DECODED_BYTES = 1 << 20
-_FILTER_BITS = 1 << 15
+_FILTER_BYTES = 1 << 12
 _FILTER_HASHES = 3
 
 
@@ -69,15 +69,15 @@ class StoredHistory:
     events: tuple[StoredCall | StoredResult, ...] = ()
     """Calls and results that can be named, oldest first: of calls that are shown in one way all or none, but for
     calls that wait for their result."""
-    forgotten: int = 0
-    """A Bloom filter of how the other calls are shown."""
+    forgotten: bytes = b""
+    """A Bloom filter of how the other calls are shown; empty without any."""
     references: Mapping[str, str] = field(default_factory=dict)
     """The references in the history, and the key of the text that each stands for."""
 
     def can_name(self, shown: str) -> bool:
         """Return False for calls that look like one that was forgotten."""
-        bits = _filter_bits(shown)
-        return self.forgotten & bits != bits
+        forgotten = self.forgotten
+        return not forgotten or not all(forgotten[at // 8] >> at % 8 & 1 for at in _filter_places(shown))
 
     def extended(
         self, events: Iterable[MadeCall | StoredResult | HistoryCut], references: Mapping[str, str] | None = None
@@ -125,7 +125,7 @@ class StoredHistory:
     def encode(self) -> bytes:
         """Return the history as bytes, some kilobytes at most."""
         events = [event if isinstance(event, StoredCall) else event[:2] for event in self.events]
-        parts = [_VERSION, self.calls, events, f"{self.forgotten:x}", self.references]
+        parts = [_VERSION, self.calls, events, self.forgotten.hex(), self.references]
         return zlib.compress(json.dumps(parts, separators=(",", ":")).encode())
 
     @classmethod
@@ -137,13 +137,19 @@ class StoredHistory:
         """
         try:
             unpacking = zlib.decompressobj()
-            version, calls, events, forgotten, references = json.loads(
-                unpacking.decompress(content, _MAX_DECODED_BYTES)
-            )
-            if version != _VERSION or not isinstance(calls, int) or not isinstance(references, dict):
+            text = unpacking.decompress(content, _MAX_DECODED_BYTES)
+            version, calls, events, forgotten, references = json.loads(text)
+            if (
+                version != _VERSION
+                or not unpacking.eof
+                or not isinstance(calls, int)
+                or not isinstance(references, dict)
+            ):
                 raise ValueError(version)
             read = [StoredCall(*event) if len(event) == 3 else StoredResult(*event) for event in events]
-            return cls(calls, tuple(read), int(forgotten, 16), references)
+            if len(forgotten) not in (0, 2 * _FILTER_BYTES):
+                raise ValueError("filter")
+            return cls(calls, tuple(read), bytes.fromhex(forgotten), references)
         except (ValueError, TypeError, zlib.error, RecursionError) as error:
             raise ValueError("a stored history is damaged, or of another version") from error
 
@@ -162,10 +168,9 @@ def has_hidden_items(items: object) -> bool:
     )
 
 
-def _filter_bits(shown: str) -> int:
+def _filter_places(shown: str) -> list[int]:
     digest = blake2b(shown.encode("utf-8", "surrogatepass"), digest_size=2 * _FILTER_HASHES).digest()
-    places = [int.from_bytes(digest[at : at + 2], "big") % _FILTER_BITS for at in range(0, len(digest), 2)]
-    return sum({1 << place for place in places})
+    return [int.from_bytes(digest[at : at + 2], "big") % (8 * _FILTER_BYTES) for at in range(0, len(digest), 2)]
 
 
 def _oldest(events: Iterable[StoredCall | StoredResult]) -> Collection[str]:
@@ -188,8 +193,8 @@ def _oldest(events: Iterable[StoredCall | StoredResult]) -> Collection[str]:
 
 
 def _without(
-    events: Iterable[StoredCall | StoredResult], forgotten: int, gone: Collection[str] | None
-) -> tuple[list[StoredCall | StoredResult], int]:
+    events: Iterable[StoredCall | StoredResult], forgotten: bytes, gone: Collection[str] | None
+) -> tuple[list[StoredCall | StoredResult], bytes]:
     """Return the events without calls that are shown in these ways, and the filter with them; None stands for all.
 
     Calls that wait for their result stay, because it will come.
@@ -197,9 +202,11 @@ def _without(
     events = list(events)
     answered = {event.id for event in events if isinstance(event, StoredResult)}
     dropped = set[str]()
+    bits = bytearray(forgotten or bytes(_FILTER_BYTES))
     for event in events:
         if isinstance(event, StoredCall) and (gone is None or event.shown in gone):
-            forgotten |= _filter_bits(event.shown)
+            for at in _filter_places(event.shown):
+                bits[at // 8] |= 1 << at % 8
             if event.id in answered:
                 dropped.add(event.id)
-    return [event for event in events if event.id not in dropped], forgotten
+    return [event for event in events if event.id not in dropped], bytes(bits) if any(bits) else b""

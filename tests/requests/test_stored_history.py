@@ -105,3 +105,42 @@ def test_every_branch_can_be_restored(seed: int, most: int, monkeypatch: pytest.
     random_turns(random.Random(seed), server, 60, forks=True)
     for id in server.stored:
         server.check(id)
+
+
+def test_a_history_of_ten_thousand_turns_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_history, "_MAX_EVENTS", 32)
+    monkeypatch.setattr(stored_history, "_KEPT_EVENTS", 28)
+    history: StoredHistory | None = StoredHistory()
+    for number in range(10_000):
+        assert history is not None
+        body = {"input": [result(f"call_{number - 1}", f"Result {number}. " * 30)] if number else [user("Go.")]}
+        made = rewrite("responses", {**body, **({"previous_response_id": "r"} if number else {})}, earlier=history)
+        assert made.history is not None
+        path = "always" if number % 3 == 0 else f"file-{number}"
+        history = made.history.with_output([call(f"call_{number}", path)])
+    assert history is not None
+    assert len(history.events) <= 32
+    assert history.calls == 10_000
+    assert len(history.encode()) < 6_000
+
+
+def test_a_call_made_all_the_time_does_not_drive_out_the_others() -> None:
+    server = Server()
+    id: str | None = None
+    for number in range(600):
+        path = "rare" if number == 50 else "polled"
+        output = [call(f"call_{number}", path)]
+        items = [] if number == 0 else [result(f"call_{number - 1}", TEXTS[0] if number == 51 else f"{number}" * 200)]
+        id = server.ask(id, [user("Go."), *items], output)
+    before = server.references
+    id = server.ask(id, [result("call_599", TEXTS[0])], [])
+    assert server.references == before + 1
+    server.check(id)
+
+
+@pytest.mark.parametrize("change", [b"", b"x", b"\x00" * 9])
+def test_damaged_histories_are_refused(change: bytes) -> None:
+    content = StoredHistory(references={"r": "k"}).encode()
+    assert StoredHistory.decode(content).references == {"r": "k"}
+    with pytest.raises(ValueError, match="damaged, or of another version"):
+        StoredHistory.decode(content[:-5] + change if change else b"")
