@@ -70,7 +70,8 @@ class Ledger:
         if prompt_tokens is None:
             self.sessions.keep(session, asked.parts)
             return
-        fates = self.sessions.record(session, asked.parts, prompt_tokens, cached_tokens)
+        is_behind = asked.found is not None
+        fates = self.sessions.record(session, asked.parts, prompt_tokens, cached_tokens, is_behind=is_behind)
         self.totals["prompt_tokens"] += prompt_tokens
         self.metrics.prompt_tokens.inc(prompt_tokens)
         if cached_tokens is None:

@@ -231,12 +231,21 @@ class SessionBook:
             session.keep(_SentPrompt(parts, prompt_tokens, rate))
             self._put(session)
 
-    def record(self, session: Session, parts: PromptParts, prompt_tokens: int, cached_tokens: int | None) -> TokenFates:
+    def record(
+        self,
+        session: Session,
+        parts: PromptParts,
+        prompt_tokens: int,
+        cached_tokens: int | None,
+        *,
+        is_behind: bool = False,
+    ) -> TokenFates:
         """Record the answer to a request of a session, and return what became of its uncached tokens. O(messages).
 
-        Without a report of cached tokens, no token has a fate.
+        Without a report of cached tokens, no token has a fate. `is_behind` means that the upstream puts the history in
+        front of the parts.
         """
-        before = session.before(parts)
+        before = session.prompts[-1] if is_behind and session.prompts else session.before(parts)
         self.keep(session, parts, prompt_tokens, _rate(before, parts, prompt_tokens))
         session.prompt_tokens += prompt_tokens
         if cached_tokens is None:
@@ -249,10 +258,11 @@ class SessionBook:
         else:
             # Caches hold whole blocks: the rest of the last one was never there.
             block = min(session.multiple & -session.multiple, _MAX_BLOCK) or 1
-            held = int(min(before.held(parts), prompt_tokens)) // block * block
+            before_tokens = (before.tokens or 0) if is_behind else before.held(parts)
+            held = int(min(before_tokens, prompt_tokens)) // block * block
             lost = min(max(held - cached_tokens, 0), uncached)
             # The last message of a prompt may be replaced at each turn.
-            is_cut = _common(before.parts, parts) < len(before.parts.digests) - 1
+            is_cut = not is_behind and _common(before.parts, parts) < len(before.parts.digests) - 1
             rest = uncached - lost
             fates = TokenFates(lost=lost, cut=rest) if is_cut else TokenFates(lost=lost, new=rest)
         session.cached_tokens += cached_tokens

@@ -132,6 +132,9 @@ def test_references_are_those_of_a_history_that_is_shown(
     assert metric(gateway, "references_total") == 3
     assert metric(gateway, "server_histories_total", outcome="known") == 4
     assert metric(gateway, "failures_total") == 0
+    assert metric(gateway, "sessions") == 1
+    assert metric(gateway, "uncached_tokens_total", cause="cut") == 0
+    assert metric(gateway, "uncached_tokens_total", cause="lost") < 0.2 * metric(gateway, "prompt_tokens_total")
 
 
 def test_computed_tokens_are_those_of_a_history_that_is_shown(
