@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from warmprefix.plan import ContextPlan
-from warmprefix_requests import OutgoingRequest, holds_blocks
+from warmprefix.plan import ContextPlan, PlannedBlock
+from warmprefix_requests import OutgoingRequest
 from warmprefix_requests.block_places import in_full
 from warmprefix_requests.server_history import ServerHistory, kept_body, kept_turn, server_history
 
@@ -45,12 +45,15 @@ def server_turn(request: OutgoingRequest, plan: ContextPlan) -> tuple[OutgoingRe
         alone = server_history(request.route, {**body, "conversation": None})
         history = (alone or history)._replace(conversation=history.conversation)
     is_continued = history.is_whole and (plan.branch is None or plan.branch.after == history.after)
-    if not is_continued and plan.references and not (history.is_whole and _shows_originals(request, plan)):
+    referenced = [planned._replace(reference=None) for planned in plan.blocks if planned.reference is not None]
+    if not is_continued and referenced and not (history.is_whole and _shows(request, referenced)):
         request = replace(request, body=in_full(request.route, body, plan), is_rewritten=True)
-    kept = replace(request, body=kept_body(request.body)).prompt
-    return request, ServerTurn(history, is_continued and holds_blocks(kept, plan))
+    kept = replace(request, body=kept_body(request.body))
+    shown = [planned for planned in plan.blocks if planned.reference is None]
+    return request, ServerTurn(history, is_continued and _shows(kept, shown))
 
 
-def _shows_originals(request: OutgoingRequest, plan: ContextPlan) -> bool:
+def _shows(request: OutgoingRequest, blocks: Iterable[PlannedBlock]) -> bool:
+    """Return True if the blocks are in the request as references would name them: in full, with their labels."""
     prompt = request.prompt
-    return all(planned.block.text in prompt for planned in plan.blocks if planned.reference is not None)
+    return all(planned.render() in prompt for planned in blocks)

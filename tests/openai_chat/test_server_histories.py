@@ -196,6 +196,13 @@ def test_blocks_that_a_continuation_lacks_are_not_recorded(
     engine.check("ab", references=0)
 
 
+def test_short_block_is_not_taken_for_a_word_of_the_question(chat: Chat, planner: Any) -> None:
+    blocks = [ContextBlock("yes", id="a"), ContextBlock(TEXTS["b"], id="b")]
+    plan = planner.plan(blocks, placement="tail", conversation=Branch(after=None))
+    chat.turn(plan, input=f"{plan.blocks[1].render()}\n\nIs it yes?", instructions=plan.blocks[0].render())
+    assert planner.turns == [None]
+
+
 @pytest.mark.parametrize(
     "other",
     [{"previous_response_id": None}, {"truncation": "auto"}, {"context_management": [{"type": "compaction"}]}, "fork"],
