@@ -78,6 +78,18 @@ class _MemoryWrapper:
         self._arranger = MemoryArranger(planner, annotate, order_locked, pinned)
         self._tenant = tenant
 
+    def forget(self, conversation: str, filters: Mapping[str, Any]) -> None:
+        """Count no memory as seen any more in a named conversation; call it before its history is cut or edited.
+
+        Args:
+            conversation: Name of the conversation, as in `search`.
+            filters: Filters of its searches, of which the entity ids count.
+
+        Raises:
+            StoreError: The store failed. Then the history must stay as it is; try again.
+        """
+        self._arranger.planner.forget(conversation, tenant=tenant_of(filters, self._tenant))
+
     def _owners(self, results: list[Entry], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         """Return the tenant of a search."""
         filters = _filters(args, kwargs)

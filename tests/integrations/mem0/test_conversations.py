@@ -116,6 +116,15 @@ def test_a_turn_counts_only_once_it_is_committed(workers: list[ContextReuseMemor
     assert NOTE not in search(other, QUESTIONS[1], "other")["context"]
 
 
+def test_a_history_can_be_cut_once_it_is_forgotten(workers: list[ContextReuseMemory]) -> None:
+    one, other = workers
+    for owner in (ANN, BOB):
+        assert one.commit(search(one, QUESTIONS[0], "chat-42", owner))
+    other.forget("chat-42", {"AND": [ANN]})
+    assert NOTE not in search(one, QUESTIONS[0], "chat-42")["context"]
+    assert search(one, QUESTIONS[0], "chat-42", BOB)["context"].startswith(NOTE)
+
+
 def test_branches_fork_and_unknown_turns_are_unseen(workers: list[ContextReuseMemory]) -> None:
     one, other = workers
     begin = search(one, QUESTIONS[0], Branch(after=None))
