@@ -23,6 +23,7 @@ from qdrant_client import QdrantClient
 
 from recorded import INSTRUCTIONS, Application, Arm, Engine, How
 from warmprefix import Branch, ContextBlock, ContextPlanner
+from warmprefix.errors import StoreError
 from warmprefix_mem0 import AsyncContextReuseMemory, ContextReuseMemory, MemoryChat
 
 _DIMENSIONS = 64
@@ -42,7 +43,7 @@ class _HashedWords(EmbeddingBase):  # type: ignore[misc]
 
 
 class Mem0Application(Application):
-    """A chat that appends what Mem0 found to its history; each turn has an id.
+    """A chat that appends what Mem0 found to its history; a subclass names the conversation.
 
     Every passage is stored as a memory of the tenant before the turn, and the search is restricted to the passages of
     the turn. With the history shown, `MemoryChat` holds it.
@@ -81,7 +82,12 @@ class Mem0Application(Application):
                 self._plain.add(passage.text, infer=False, **_owned(passage, user))
         found = self._memory.search(question, **_search(passages, user), **self._named(state, conversation))
         messages = self._messages(history, question, found)
-        answer = self._answer(messages, how)
+        answer: str | None = None
+        try:
+            answer = self._answer(messages, how)
+        finally:
+            if answer is None and self.arm == "record":
+                self._memory.abandon(found)
         if answer is None:  # the user has closed the stream, so the application keeps nothing
             return None
         turn_id = uuid.uuid4().hex
@@ -92,11 +98,19 @@ class Mem0Application(Application):
     def edit(self, state: Any, rng: random.Random, *, conversation: str, tenant: str | None) -> Any:
         """Drop the oldest or the newest turns; the history that remains has an id without a record."""
         messages = state["messages"]
-        if len(messages) < 2:
+        if len(messages) < 2 or not self.may_cut(conversation, tenant):
             return None
         place = 1 + 2 * rng.randrange(len(messages) // 2)
         kept = messages[:place] if rng.random() < 0.5 else [messages[0], *messages[place:]]
         return {"messages": MemoryChat(history=kept).messages if self.arm == "shown" else kept, "id": uuid.uuid4().hex}
+
+    def named(self, state: Any, conversation: str) -> dict[str, Any]:
+        """Return how a search names its conversation."""
+        raise NotImplementedError
+
+    def may_cut(self, conversation: str, tenant: str | None) -> bool:
+        """Return True if the history may be cut now."""
+        return True
 
     def close(self) -> None:
         self._client.close()
@@ -125,7 +139,7 @@ class Mem0Application(Application):
         return _kept(messages, completed.choices[0].message.content or "", turn_id)
 
     def _named(self, state: Any, conversation: str) -> dict[str, Any]:
-        return {"conversation": Branch(after=state["id"] if state else None)} if self.arm == "record" else {}
+        return self.named(state, conversation) if self.arm == "record" else {}
 
     def _is_new(self, memory: object, passage: ContextBlock, user: str) -> bool:
         key = (memory, user, _key(passage))
@@ -153,6 +167,29 @@ class Mem0Application(Application):
                 if how == "close" and answer:
                     return None
         return answer
+
+
+class BranchApplication(Mem0Application):
+    """It names the turn that each prompt continues."""
+
+    def named(self, state: Any, conversation: str) -> dict[str, Any]:
+        return {"conversation": Branch(after=state["id"] if state else None)}
+
+
+class NameApplication(Mem0Application):
+    """It names the conversation, which has one history."""
+
+    forks = False
+
+    def named(self, state: Any, conversation: str) -> dict[str, Any]:
+        return {"conversation": conversation}
+
+    def may_cut(self, conversation: str, tenant: str | None) -> bool:
+        try:
+            self._memory.forget(conversation, {"user_id": tenant or "everyone"})
+        except StoreError:
+            return False
+        return True
 
 
 def _open(kind: Any) -> Any:
