@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import pytest
 
 from store_faults import Laboratory, Lease, MemoryLaboratory, RedisLaboratory
+from true_branches import BranchWorld
 from true_histories import SCENARIOS, Scenario, run
 from true_prompts import Dialogue, Findings, Message
 from true_world import World
@@ -24,8 +25,10 @@ from warmprefix.stores import (
     Operation,
     Prepare,
     PreparedTurn,
+    ReadTurn,
     SeenBlock,
     SeenStore,
+    WriteTurn,
 )
 
 T = TypeVar("T")
@@ -131,6 +134,47 @@ class SpoiltLaboratory(Laboratory):
 def test_faulty_store_is_detected(store: type[Spoilt]) -> None:
     application = "obedient" if store in (RecordsWithoutCommit, ForgetsNothing) else "careless"
     world = World(SpoiltLaboratory(store()), application, seed=4)  # type: ignore[arg-type]
+    while world.turns < 20_000 and not world.findings.dangling:
+        world.step()
+    world.close()
+    assert world.findings.dangling
+
+
+class SpoiltTurns(MemorySeenStore):
+    """A store that mixes up the records of turns."""
+
+    def mixed_up(self, turn: Conversation) -> Conversation:
+        return turn
+
+    def execute(self, operation: Operation[T]) -> T:
+        if isinstance(operation, ReadTurn | WriteTurn):
+            mixed: Any = dataclasses.replace(operation, conversation=self.mixed_up(operation.conversation))
+            return super().execute(mixed)  # type: ignore[no-any-return]
+        return super().execute(operation)
+
+
+class ReadsLaterTurns(SpoiltTurns):
+    """Takes two turns for one, and then has the record of the later one."""
+
+    def mixed_up(self, turn: Conversation) -> Conversation:
+        return turn._replace(id=turn.id[:-1])
+
+    def execute(self, operation: Operation[T]) -> T:
+        if isinstance(operation, WriteTurn):
+            self._states.pop((self.mixed_up(operation.conversation), "turn"))
+        return super().execute(operation)
+
+
+class SharesTurnsOfTenants(SpoiltTurns):
+    """Has one record for all tenants."""
+
+    def mixed_up(self, turn: Conversation) -> Conversation:
+        return turn._replace(tenant=None)
+
+
+@pytest.mark.parametrize("store", SpoiltTurns.__subclasses__())
+def test_store_that_mixes_up_turns_is_detected(store: type[SpoiltTurns]) -> None:
+    world = BranchWorld(SpoiltLaboratory(store()), seed=4)
     while world.turns < 20_000 and not world.findings.dangling:
         world.step()
     world.close()
