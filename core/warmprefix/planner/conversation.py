@@ -76,19 +76,24 @@ class ConversationStore:
         so no later plan may trust the record.
         """
         operation = _first_operation(draft)
-        return None if operation is None else self._checked(self._execute(operation))
+        return None if operation is None else self._checked(draft, self._execute(operation))
 
     async def aprepare(self, draft: PlanDraft) -> PreparedTurn | TurnRecord | None:
         operation = _first_operation(draft)
-        return None if operation is None else self._checked(await self._aexecute(operation))
+        return None if operation is None else self._checked(draft, await self._aexecute(operation))
 
-    def _checked(self, record: PreparedTurn | TurnRecord | None) -> PreparedTurn | TurnRecord | None:
-        """Return a record without the blocks whose values no planner wrote; count one failure if there are some."""
+    def _checked(self, draft: PlanDraft, record: PreparedTurn | TurnRecord | None) -> PreparedTurn | TurnRecord | None:
+        """Return a record without the blocks whose values no planner wrote; count one failure if there are some.
+
+        In the record of a turn, only the draft's blocks are checked, and one that no planner wrote voids all.
+        """
         if record is None:
             return None
         turn = record.turn
         if isinstance(record, TurnRecord):
-            is_damaged = record.damaged or not all(_is_sound(block, turn, is_turn_label) for block in record.blocks)
+            keys = {block.fingerprint for block in draft.blocks}
+            proposed = [block for block in record.blocks if block.fingerprint in keys]
+            is_damaged = record.damaged or not all(_is_sound(block, turn, is_turn_label) for block in proposed)
             checked: PreparedTurn | TurnRecord | None = None if is_damaged else record.at(int(time.time()))
         else:
             seen = {
@@ -157,13 +162,15 @@ class ConversationStore:
         return await arun_steps(self._steps(operation, self._async_store.aexecute))
 
     def _steps(self, operation: Operation[T], execute: Callable[[Operation[Any]], Any]) -> Steps[T | None]:
-        if isinstance(operation, ReadTurn | WriteTurn):
-            return (yield from self._turn_steps(operation, execute))  # type: ignore[return-value]
         conversation = operation.conversation
         is_prepared = isinstance(operation, Prepare)
+        # Records of turns are true from the beginning and never change, so they leave nothing to settle. Whether the
+        # store executed a call that failed or not, or does it late: later plans find the record, or send the blocks
+        # again. If the caller is cancelled, nobody learns the id of the turn, and no prompt continues it.
+        is_turn = isinstance(operation, ReadTurn | WriteTurn)
         began = time.perf_counter()
         try:
-            if self._unsettled.get(conversation) is not None:
+            if not is_turn and self._unsettled.get(conversation) is not None:
                 if not is_prepared:
                     self._unsettled.add(operation)
                 if not (yield from self._settle(conversation, execute)) or not is_prepared:
@@ -171,37 +178,23 @@ class ConversationStore:
                         self._unsettled.add(operation, was_sent=False)
                     return None
             result: T = yield partial(execute, operation)
-            if not is_prepared and (other := self._unsettled.oldest()) is not None:  # no request waits for this
+            is_awaited = is_prepared or isinstance(operation, ReadTurn)  # by a request
+            if not is_awaited and (other := self._unsettled.oldest()) is not None:
                 yield from self._settle(other, execute)
         except Exception as error:
             self._metrics.degrade("store")
-            self._unsettled.add(operation, was_sent=not isinstance(error, StoreUnavailableError))
+            if not is_turn:
+                self._unsettled.add(operation, was_sent=not isinstance(error, StoreUnavailableError))
             return None
         except BaseException:
             # The application receives the exception in place of a plan, or of the answer that it commits.
-            self._unsettled.add(
-                Abandon(conversation, operation.plan_id) if isinstance(operation, Prepare) else operation
-            )
+            if not is_turn:
+                self._unsettled.add(
+                    Abandon(conversation, operation.plan_id) if isinstance(operation, Prepare) else operation
+                )
             if isinstance(operation, Commit):
                 self._forget_soon(conversation)
             raise
-        finally:
-            self._metrics.store_latency.observe(time.perf_counter() - began)
-        return result
-
-    def _turn_steps(self, operation: Operation[T], execute: Callable[[Operation[Any]], Any]) -> Steps[T | None]:
-        """Read or write the record of a turn. A failure leaves nothing to settle.
-
-        Records of turns never change and are true from the beginning. So it makes no difference to later plans whether
-        the store executed a call that failed, or executes it late: they find the record, or send the blocks again. If
-        the caller is cancelled, nobody learns the id that the turn would have had, and no prompt continues it.
-        """
-        began = time.perf_counter()
-        try:
-            result: T = yield partial(execute, operation)
-        except Exception:
-            self._metrics.degrade("store")
-            return None
         finally:
             self._metrics.store_latency.observe(time.perf_counter() - began)
         return result
