@@ -97,13 +97,16 @@ class ServerHistories:
         """Return the upstream that keeps the response of a path; None if that is not known. Forget what is deleted.
 
         Raises:
-            BodyRefusedError: A response is to be deleted, and what is known of it cannot be.
+            BodyRefusedError: A response is to be deleted, and it may be another tenant's, or what is known of it
+                cannot be deleted.
         """
         named = _RESPONSE.search(path)
         if named is None:
             return None
         try:
             found = await self._find(tenant, named[1])
+            if method == "DELETE" and found is None and tenant is not None:
+                raise BodyRefusedError(404, "route", "the response is not known here")
             if method == "DELETE":
                 await self._records.forget(tenant, named[1])
         except StoreError as error:

@@ -401,6 +401,18 @@ def test_tenants_continue_their_own_responses_only(gateway_of: Make, upstream: S
     assert len(upstream.prompts) == 2
 
 
+def test_tenants_delete_their_own_responses_only(gateway_of: Make, upstream: ScriptedUpstream, keys: Path) -> None:
+    gateway = gateway_of(upstream.base_url, keys=keys, engine="vllm", allow_routes=("DELETE /v1/responses/*",))
+    ann, bob = [{"authorization": f"Bearer key-{name}"} for name in ("ann", "bob")]
+    upstream.handler = answer(answered("resp_1"))
+    assert send(gateway, "POST", "/v1/responses", body(None), **ann).status == 200
+    assert send(gateway, "DELETE", "/v1/responses/resp_1", None, **bob).status == 404
+    assert send(gateway, "POST", "/v1/responses", body("resp_1"), **ann).status == 200
+    assert send(gateway, "DELETE", "/v1/responses/resp_1", None, **ann).status == 200
+    assert send(gateway, "POST", "/v1/responses", body("resp_1"), **ann).status == 400
+    assert [request.method for request in upstream.requests] == ["POST", "POST", "DELETE"]
+
+
 def test_tenants_get_another_error_while_records_cannot_be_read(
     gateway_of: Make, upstream: ScriptedUpstream, keys: Path, redis_server: Server
 ) -> None:
