@@ -254,17 +254,18 @@ class GraphApplication(LangChainApplication):
         self.given.give(passages)
         config = self._config(state or {"thread": f"{conversation}-{uuid.uuid4().hex}"}, tenant)
         given: Any = {"messages": [HumanMessage(question)]}
+        answered: Any = None
         if how == "cancel":
             answered = self.cancelled(self.async_graph.ainvoke(given, config))
         elif how == "plain":
             answered = self.graph.invoke(given, config)
         else:
-            parts = self.graph.stream(given, config, stream_mode=["messages", "values"])
+            parts: Any = self.graph.stream(given, config, stream_mode=["messages", "values"])
             for mode, part in parts:
                 if mode == "values":
                     answered = part
                 elif how == "close":
-                    parts.close()  # type: ignore[attr-defined]
+                    parts.close()
                     return None
         return None if answered is None else self._state_of(config, answered["messages"][-1].id)
 
@@ -275,7 +276,7 @@ class GraphApplication(LangChainApplication):
         one = rng.choice(messages[:-1])
         edit: Any = RemoveMessage(one.id) if rng.random() < 0.5 else one.model_copy(update={"content": "Redacted."})
         values = {"messages": [edit], "after": f"cut-{uuid.uuid4().hex}"}
-        edited = self.graph.update_state(config, values, as_node="answer")["configurable"]
+        edited = self.graph.update_state(config, values, as_node="answer").get("configurable", {})
         return {"thread": edited["thread_id"], "checkpoint": edited["checkpoint_id"]}
 
     def close(self) -> None:
@@ -311,11 +312,14 @@ class GraphApplication(LangChainApplication):
 
     def _state_of(self, config: RunnableConfig, answer_id: str) -> Any:
         """Return the checkpoint behind an answer: another worker may have continued the thread meanwhile."""
-        thread = {"thread_id": config["configurable"]["thread_id"]}
+        thread = {"thread_id": config.get("configurable", {})["thread_id"]}
         for state in self.graph.get_state_history({"configurable": thread}):
             messages = state.values.get("messages")
             if messages and messages[-1].id == answer_id:
-                return {"thread": thread["thread_id"], "checkpoint": state.config["configurable"]["checkpoint_id"]}
+                return {
+                    "thread": thread["thread_id"],
+                    "checkpoint": state.config.get("configurable", {})["checkpoint_id"],
+                }
         raise RuntimeError(f"thread {thread} has no answer {answer_id}")
 
 
@@ -327,7 +331,7 @@ class BranchGraph(GraphApplication):
         return lambda config: Branch(config["configurable"]["after"])
 
     def named(self, state: State, config: RunnableConfig) -> RunnableConfig:
-        return {**config, "configurable": {**config["configurable"], "after": state.get("after")}}
+        return {**config, "configurable": {**config.get("configurable", {}), "after": state.get("after")}}
 
 
 def joined(documents: Sequence[Document]) -> str:

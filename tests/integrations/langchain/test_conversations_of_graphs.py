@@ -386,7 +386,7 @@ def stored_model(reader: Reader) -> Iterator[Callable[..., ChatOpenAI]]:
 
 
 def continued(config: RunnableConfig) -> Branch:
-    return Branch(config["configurable"]["after"])
+    return Branch(config.get("configurable", {})["after"])
 
 
 @pytest.mark.parametrize(
