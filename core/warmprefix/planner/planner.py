@@ -253,7 +253,8 @@ class ContextPlanner:
             ValueError: A count or a duration is negative, or `turn_id` is empty or longer than 1,024 characters.
         """
         began = time.perf_counter()
-        check_turn_id(turn_id=turn_id)
+        if turn_id is not None:
+            check_turn_id(turn_id=turn_id)
         checked = as_report(plan, cached_tokens, report)
         recorded = in_time = self._feedback.commit(plan, checked)
         if plan.tracked or plan.branch is not None:
@@ -271,7 +272,8 @@ class ContextPlanner:
     ) -> bool:
         """Commit as `commit` does, and await the store."""
         began = time.perf_counter()
-        check_turn_id(turn_id=turn_id)
+        if turn_id is not None:
+            check_turn_id(turn_id=turn_id)
         checked = as_report(plan, cached_tokens, report)
         recorded = in_time = self._feedback.commit(plan, checked)
         if plan.tracked or plan.branch is not None:
