@@ -85,9 +85,10 @@ class _WorkerProcess:
     """A process with one worker of an application."""
 
     def __init__(self, name: str, arm: Arm, engine: Engine, folder: Path) -> None:
-        spawn = multiprocessing.get_context("spawn")
-        self._pipe, theirs = spawn.Pipe()
-        self._process = spawn.Process(target=_work, args=(theirs, name, arm, engine, folder))
+        context = multiprocessing.get_context("forkserver")  # it imports the framework once
+        context.set_forkserver_preload([__name__, application_named(name).__module__])
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_work, args=(theirs, name, arm, engine, folder))
         self._process.start()
         theirs.close()
 

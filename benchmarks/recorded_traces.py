@@ -26,7 +26,7 @@ TURNS = 12
 """Turns of each conversation."""
 LEAST_TURNS = 10
 """Turns of the shortest recorded conversation that is served."""
-TALKS = 2
+TALKS = 1
 """Conversations per trace."""
 PASSAGES = 8
 MTRAG = "mtrag_elser_questions.jsonl.gz"

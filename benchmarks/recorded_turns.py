@@ -271,6 +271,8 @@ class RecordedWorld:
         }
         version = self.rng.random() < 0.3
         blocks = [self._library.block(chat.tenant, number, version) for number in sorted(numbers)]
+        if self.rng.random() < 0.1:  # one text twice
+            blocks.append(ContextBlock(blocks[0].text, id=f"copy-{self._numbers % 9}"))
         self.rng.shuffle(blocks)
         self.findings.asked[self._numbers] = [Passage(block.text, chat.tenant) for block in blocks]
         return self._numbers, blocks

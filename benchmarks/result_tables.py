@@ -40,6 +40,7 @@ def tables() -> dict[str, str]:
         "windows": windows(read_rows("window_quality")),
         "gateway": gateway(read_rows("gateway_replicas")),
         "plugins": plugins(read_rows("plugin_hit_ratio")),
+        "recorded": recorded(read_rows("recorded_conversations_counts"), read_rows("recorded_conversations_turns")),
         "models": models(read_rows("models")),
         "model-sets": model_sets(read_rows("models")),
         "model-places": model_places(read_rows("models")),
@@ -175,6 +176,57 @@ def gateway(rows: Sequence[Row]) -> str:
 
 
 # -- what it costs ---------------------------------------------------------------------------------------------------
+
+
+RECORDED = {
+    "planner-branch": "the planner, a branch",
+    "planner-name": "the planner, a name",
+    "langchain-branch": "LangChain chain, a branch",
+    "langchain-thread": "LangChain chain, a thread's name",
+    "langchain-responses": "LangChain chain, history on a server",
+    "langgraph": "LangGraph, its checkpoints",
+    "langgraph-branch": "LangGraph, a branch",
+    "llamaindex-workflow": "LlamaIndex workflow, a branch",
+    "llamaindex-chat": "LlamaIndex chat engine, a name",
+    "mem0-branch": "Mem0, a branch",
+    "mem0-name": "Mem0, a name",
+    "agents": "Chain-of-Agents, a branch per agent",
+    "responses": "`EngineLink`, history on a server",
+    "gateway": "two gateways, history on a server",
+}
+"""Applications by their names in `recorded_conversations_counts.csv`."""
+RECORDED_TRACES = {
+    "standard_library": "standard library",
+    "generated_conversations": "generated",
+    "mtrag_elser_questions": "mtrag",
+    "lihua_bm25_k20": "memories",
+}
+
+
+def recorded(counts: Sequence[Row], turns: Sequence[Row]) -> str:
+    """Return the computed tokens of each application, to those without warmprefix, and what the checker found."""
+    checked = {row["application"]: row for row in turns}
+    lines: list[list[str]] = []
+    for name, shown in RECORDED.items():
+        rows = {row["trace"]: row for row in counts if row["application"] == name}
+        ratios = [
+            f"{100 * rows[trace]['record_to_without']:.1f} %" if trace in rows else "-" for trace in RECORDED_TRACES
+        ]
+        to_shown = [row["record_to_shown_net_of_labels"] for row in rows.values() if "shown" in row]
+        random, found = checked.get(name), "-"
+        if random is not None:
+            found = str(sum(random[kind] for kind in ("dangling", "lost", "ambiguous", "crossed")))
+        lines.append(
+            [
+                shown,
+                *ratios,
+                f"{100 * max(to_shown):.1f} %" if to_shown else "-",
+                *([f"{random['turns']:,}", f"{random['references']:,}"] if random else ["-", "-"]),
+                found,
+            ]
+        )
+    header = ["", *RECORDED_TRACES.values(), "to the shown history", "random turns", "references", "wrong"]
+    return table(header, lines)
 
 
 def costs() -> str:
