@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import json
 import secrets
@@ -144,10 +143,9 @@ class TurnRecords:
             return None
         references = {} if turn.history is None else turn.history.references
         keys = list(dict.fromkeys(references.values()))
-        mark, *found = await asyncio.gather(
-            self._values.get(_name(tenant, "history", turn.first)),
-            *[self._values.get(_name(tenant, "text", key), renew=True) for key in keys],
-        )
+        mark = await self._values.get(_name(tenant, "history", turn.first))
+        # One at a time: many texts at once would let each other, and other tenants' records, wait for too long.
+        found = [await self._values.get(_name(tenant, "text", key), renew=True) for key in keys]
         if mark is None or self._clock() - turn.began > _MAX_AGE_SECONDS:
             turn = turn._replace(history=None)
         read = [None if text is None else text.decode("utf-8", "surrogatepass") for text in found]
@@ -162,15 +160,10 @@ class TurnRecords:
         """
         if not 0 < len(id) <= _MAX_ID_CHARACTERS:
             return
-        values = self._values
-        await asyncio.gather(
-            values.put(_name(tenant, "turn", id), _encoded(turn)),
-            values.put(_name(tenant, "history", turn.first), b"1", only_present=turn.first != id),
-            *[
-                values.put(_name(tenant, "text", key), text.encode("utf-8", "surrogatepass"))
-                for key, text in texts.items()
-            ],
-        )
+        for key, text in texts.items():
+            await self._values.put(_name(tenant, "text", key), text.encode("utf-8", "surrogatepass"))
+        await self._values.put(_name(tenant, "history", turn.first), b"1", only_present=turn.first != id)
+        await self._values.put(_name(tenant, "turn", id), _encoded(turn))
 
     async def forget(self, tenant: str | None, id: str) -> None:
         """Forget a response that is deleted, and what its history holds.

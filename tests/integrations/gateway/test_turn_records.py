@@ -29,6 +29,26 @@ class Store(MemoryValues):
         await super().put(name, value, only_present=only_present)
 
 
+class BusyStore(MemoryValues):
+    """Values that count the calls which wait for one another."""
+
+    waiting = most = 0
+
+    async def _wait(self) -> None:
+        self.waiting += 1
+        self.most = max(self.most, self.waiting)
+        await asyncio.sleep(0)
+        self.waiting -= 1
+
+    async def get(self, name: bytes, *, renew: bool = False) -> bytes | None:
+        await self._wait()
+        return await super().get(name, renew=renew)
+
+    async def put(self, name: bytes, value: bytes, *, only_present: bool = False) -> None:
+        await self._wait()
+        await super().put(name, value, only_present=only_present)
+
+
 def found(records: TurnRecords, tenant: str | None, id: str) -> Any:
     return asyncio.run(records.find(tenant, id))
 
@@ -51,6 +71,16 @@ def test_tenants_do_not_share_texts() -> None:
     keep(records, "ann", "r1", turn(), k="The text.")
     keep(records, "bob", "r1", turn())
     assert found(records, "bob", "r1").texts == {"[Word for word.]": None}
+
+
+def test_a_history_with_many_texts_takes_one_connection() -> None:
+    store = BusyStore()
+    records = TurnRecords(store, lambda: 1_000.0)
+    texts = {f"k{number}": "The text." for number in range(64)}
+    references = {f"[{key}]": key for key in texts}
+    keep(records, "ann", "r1", turn(history=StoredHistory(references=references)), **texts)
+    assert found(records, "ann", "r1").texts == dict.fromkeys(references, "The text.")
+    assert store.most == 1
 
 
 def test_a_history_counts_as_unseen_before_the_server_drops_it() -> None:
