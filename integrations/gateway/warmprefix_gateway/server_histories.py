@@ -158,7 +158,8 @@ class KeptAnswer:
         history, after = None, asked.call.body.get("previous_response_id")
         if made is not None and made.history is not None and response.get("conversation") is None:
             is_next = response.get("previous_response_id", after) == after
-            history = made.history.with_output(response.get("output")) if is_next else None
+            is_whole = response.get("truncation") in (None, "disabled")  # a request without it takes the server's
+            history = made.history.with_output(response.get("output")) if is_next and is_whole else None
         texts: dict[str, str] = {}
         if made is not None and history is not None:
             given = made.echoes.texts

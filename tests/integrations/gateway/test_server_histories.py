@@ -300,6 +300,7 @@ def test_where_the_server_may_cut_nothing_is_referred_to(chain: Chain, fields: d
         {"id": "resp_3", "status": "queued", "background": True},
         {"id": "resp_3", "conversation": {"id": "conv_1"}},
         {"id": "resp_3", "previous_response_id": "resp_1"},
+        {"id": "resp_3", "truncation": "auto"},
         {"id": "resp_3", "output": None},
         {"id": "resp_3", "output": [{"type": "item_reference", "id": "fc_1"}]},
         {"id": 3},
