@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from inspect import isawaitable
 from typing import Any
+from uuid import uuid4
 
 from llama_index.core.bridge.pydantic import ConfigDict, Field, PrivateAttr, field_serializer, field_validator
 from llama_index.core.callbacks import CBEventType, EventPayload
@@ -29,7 +30,7 @@ from warmprefix_llamaindex.conversations import (
     stored,
     surviving,
 )
-from warmprefix_llamaindex.node_marks import copied, marks, showing, with_node
+from warmprefix_llamaindex.node_marks import TURN, copied, marks, showing, with_node
 from warmprefix_llamaindex.node_neighbours import follows_directly
 from warmprefix_llamaindex.synthesizer_labels import PlannedNodes, install_labels
 from warmprefix_llamaindex.tail_nodes import tail_nodes, whole
@@ -228,7 +229,7 @@ class ContextReusePostprocessor(BaseNodePostprocessor):
 
     def _is_tail(self) -> bool:
         """Return whether the history keeps the context: not in an engine that rebuilds it for each question."""
-        if self.placement == "head" or self._rebuilt:
+        if self.placement == "head":
             return False
         engine = turns.engine_around()
         if engine is not None:
@@ -253,6 +254,8 @@ class ContextReusePostprocessor(BaseNodePostprocessor):
 
     def _conversation(self, query: QueryBundle | None) -> Any:
         """Return what is known of the history."""
+        if self._rebuilt:
+            return None
         rule = self.conversation
         known = rule(query) if callable(rule) else rule
         if known is not None:
@@ -282,7 +285,10 @@ class ContextReusePostprocessor(BaseNodePostprocessor):
         level = logging.DEBUG if self._failed else logging.WARNING
         self._failed = True
         _log.log(level, "nodes stay in relevance order", exc_info=True)
-        return nodes
+        if self.placement == "head" or turns.engine_around() is not None:
+            return nodes
+        turn = {TURN: uuid4().hex}  # without a record: what the turn shows is unknown
+        return [copied(scored, turn) for scored in nodes]
 
 
 def _in_relevance_order(nodes: list[NodeWithScore]) -> list[NodeWithScore]:

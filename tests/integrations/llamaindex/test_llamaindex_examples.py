@@ -46,12 +46,15 @@ async def test_the_pages_engines_and_agent_run(
         engine.script(search_call("files"), search_call("files"), {"role": "assistant", "content": "So it is."})
         assert await names["ask"]("How do I read a file?") == "So it is."
         run_section("LlamaIndex chats", names)
+        index, empty = names["index"], VectorStoreIndex([], embed_model=MockEmbedding(embed_dim=4))
         chat = names["Chat"]()
         context = names["Context"](chat)
-        for question in ("How do I read a file?", "How do I write a file?"):
+        for question in ("How do I read a file?", "How do I write a file?", "And nothing?", "How do I copy a file?"):
+            names["index"] = empty if "nothing" in question else index
             assert await chat.run(ctx=context, question=question)
-        assert [prompt.count("Please also use the context labelled") for prompt in engine.prompts[-2:]] == [0, 1]
-    assert [prompt.count("[Word for word") for prompt in engine.prompts[-4:]] == [0, 1, 0, 0]
+            context = names["Context"].from_dict(chat, json.loads(json.dumps(context.to_dict())))
+        assert [prompt.count("Please also use the context labelled") for prompt in engine.prompts[-4:]] == [0, 1, 1, 2]
+    assert [prompt.count("[Word for word") for prompt in engine.prompts[-6:]] == [0, 1, 0, 0, 0, 0]
     names.clear()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # the database in memory of the agent's own memory

@@ -75,6 +75,13 @@ def labelled(planner: ContextPlanner, **options: Any) -> ContextReusePostprocess
     return ContextReusePostprocessor(planner=planner, placement="tail", annotate="labels", **options)
 
 
+class Loud(TextNode):
+    """Node whose text can't show a label."""
+
+    def get_content(self, metadata_mode: MetadataMode = MetadataMode.NONE) -> str:
+        return self.text.upper()
+
+
 class Chat(Workflow):
     """Chat that keeps messages and turn id in its context, and retrieves in a step of its own."""
 
@@ -100,7 +107,7 @@ class Chat(Workflow):
         if event.get("fails", False):
             raise RuntimeError("after the answer")
         await ctx.store.set("messages", [*messages, ChatMessage(role="assistant", content=answer.content)])
-        await ctx.store.set("turn", nodes[0].metadata.get("warmprefix_turn"))
+        await ctx.store.set("turn", nodes[0].metadata.get("warmprefix_turn"))  # None without a postprocessor
         return StopEvent(result=str(answer.content))
 
 
@@ -366,6 +373,23 @@ def test_a_prompt_without_what_a_reference_names_ends_references(
     assert "RecordingLLM" in caplog.text
 
 
+def test_each_turn_has_an_id_also_after_a_failure(
+    recording_llm: Any, make_nodes: MakeNodes, planner: ContextPlanner
+) -> None:
+    """A history that was cut, then a node without a label: applications store the id of each turn, never None."""
+    llm, warm = recording_llm(), labelled(planner)
+    after: list[str | None] = [None]
+    for i in range(5):
+        nodes = make_nodes(TEXTS[:2]) if i < 4 else [NodeWithScore(node=Loud(text=TEXTS[0]))]
+        with instrument_tags({"after_turn": after[-1]}):
+            shown = warm.postprocess_nodes(nodes, query_str="q")
+        llm.complete(f"{context_of(shown)}\n\n{i}?")
+        after.append(shown[0].metadata["warmprefix_turn"])
+        assert "warmprefix_turn" not in nodes[0].metadata
+    assert ["above in this conversation" in prompt for prompt in llm.prompts] == [False, True, False, False, False]
+    assert len(set(after)) == 6
+
+
 # -- agents ------------------------------------------------------------------------------------------------------------
 
 
@@ -540,10 +564,6 @@ def test_nodes_may_be_planned_twice_and_keep_their_scores(make_nodes: MakeNodes,
 
 
 def test_a_node_that_shows_its_text_in_its_own_way_is_sent_as_it_is(planner: ContextPlanner) -> None:
-    class Loud(TextNode):
-        def get_content(self, metadata_mode: MetadataMode = MetadataMode.NONE) -> str:
-            return self.text.upper()
-
     node: BaseNode = Loud(text=TEXTS[0])
     shown = labelled(planner, conversation="chat").postprocess_nodes([NodeWithScore(node=node)])
     assert context_of(shown) == TEXTS[0].upper()
