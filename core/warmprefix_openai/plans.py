@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from math import inf
@@ -41,8 +42,8 @@ class SentPlan:
     """True if any request had the plan."""
     turn_id: str | None = None
     """The id that the application gave its turn in a branch."""
-    branch_scope: Scope | None = None
-    """The scope of a plan that continues a branch."""
+    branch: tuple[Scope, Sequence[str]] | None = None
+    """The scope of a plan that continues a branch, and its labels in brackets."""
 
     @property
     def is_sending(self) -> bool:
@@ -63,8 +64,10 @@ class PlanBook:
         with self._lock:
             sent = self._sent.get(plan.id)
             if sent is None:
-                scope = None if plan.branch is None else plan.scope
-                sent = SentPlan(plan.id, plan.cache_salt, plan, branch_scope=scope)
+                sent = SentPlan(plan.id, plan.cache_salt, plan)
+                if plan.branch is not None:
+                    labels = [f"[{planned.label}]" for planned in plan.blocks if planned.label]
+                    sent.branch = (plan.scope, labels)
                 self._sent.put(plan.id, sent, plan.scope.tenant)
                 if len(self._sent) > _MAX_PLANS:
                     self._sent.evict()

@@ -143,10 +143,12 @@ class LinkWriter:
 
 def _carried(asked: OutgoingRequest, sent: SentPlan) -> CarriedTurn | None:
     """Return the turn of a request next to one with a branch's plan, such as a call of an agent's loop."""
-    history = None if sent.branch_scope is None else server_history(asked.route, asked.body)
-    if sent.branch_scope is None or history is None or history.after is None or not history.is_kept:
+    history = None if sent.branch is None else server_history(asked.route, asked.body)
+    if sent.branch is None or history is None or history.after is None or not history.is_kept:
         return None
-    tenant, model, _ = sent.branch_scope
+    (tenant, model, _), labels = sent.branch
+    if any(label in asked.prompt for label in labels):  # it may show blocks, and its record would lack them
+        return None
     try:
         branch = Branch(after=history.after)
     except ValueError:  # not an id of any turn

@@ -164,6 +164,33 @@ def test_calls_of_a_loop_around_a_plan_carry_the_record_on(
     assert (stats.requests, stats.commits, stats.repeated_plans, stats.unmatched) == (4, 4, 0, 0)
 
 
+@pytest.mark.parametrize(("header", "shown"), [(False, "bc"), (True, "bc"), (False, "b")])
+def test_other_request_with_blocks_of_a_plan_is_no_turn_without_blocks(
+    chat: Chat, caller: Any, engine: Engine, header: bool, shown: str
+) -> None:
+    first = chat.follow("a", None)
+    plan = chat.plan("bc", conversation=Branch(after=first.id))
+    text = "\n\n".join([planned.render() for planned in plan.blocks if planned.block.id in shown])
+    call: dict[str, Any] = {"model": MODEL, "input": f"{text}\n\nWhy?", "previous_response_id": first.id}
+
+    def blocking(client: openai.OpenAI) -> Any:
+        given = {"extra_headers": caller.link.headers(plan)} if header else {}
+        with caller.link.sending(plan):
+            return [client.responses.create(**call, **given) for _ in range(2)]
+
+    async def awaited(client: openai.AsyncOpenAI) -> Any:
+        given = {"extra_headers": caller.link.headers(plan)} if header else {}
+        async with caller.link.sending(plan):
+            return [await client.responses.create(**call, **given) for _ in range(2)]
+
+    _, second = caller.run(blocking, awaited, base_url=engine.server.base_url)
+    other = chat._planner.plan(
+        [ContextBlock(TEXTS["d"], id="b")], placement="tail", conversation=Branch(after=second.id)
+    )
+    assert f"[b] {TEXTS['b']}" in engine.prompts[-1]
+    assert f"[b] {TEXTS['d']}" not in other.render()  # another text has this label in that history
+
+
 def test_unknown_response_is_the_engines_to_refuse(chat: Chat, engine: Engine, planner: Any) -> None:
     plan = chat.plan("ab", conversation=Branch(after="resp_1"))
     assert plan.references == ()
