@@ -39,7 +39,7 @@ class RecordedPlan:
     """True if that call ended well."""
     enclosing: Sequence[UUID] = ()
     """The runs that the plan was made in, the innermost first."""
-    _texts: Sequence[str] = ()
+    texts: Sequence[str] = ()
     """What a prompt shows of the plan."""
     _loop: asyncio.AbstractEventLoop | None = None
     """The event loop that the plan was made on."""
@@ -89,14 +89,14 @@ class RecordedPlan:
     def _is_followed(self, kind: object) -> bool:
         plans = RunPlans.of(self._run) if kind is None else None
         if plans is not None:
-            self._texts = [paragraph for paragraph in self.plan.paragraphs() if paragraph]
+            self.texts = [paragraph for paragraph in self.plan.paragraphs() if paragraph]
             self.enclosing = plans.enclosing(getattr(self._run, "parent_run_id", None))
             plans.add(self)
         return plans is not None
 
     def show(self, run_id: UUID, prompt: Prompt) -> None:
         """Note a model call, if its prompt shows the plan."""
-        if not all(any(shown in text for text in prompt.texts) for shown in self._texts):
+        if not all(any(shown in text for text in prompt.texts) for shown in self.texts):
             return
         self.call, self.is_answered = run_id, False
         if prompt.lacks([reference.label for reference in self.plan.references], "history" in self._options):
@@ -266,11 +266,14 @@ class RunPlans(BaseCallbackHandler):
         self.on_chat_model_start(serialized, [[HumanMessage(prompts[0])]], run_id=run_id, **options)
 
     def _answered(self, response: LLMResult, *, run_id: UUID, **_: Any) -> Iterator[_End]:
-        for plan in self._plans:
-            if plan.call == run_id:
-                plan.is_answered = True
-                for turn_id in () if plan.branch is None else _turn_ids(response):
-                    yield plan, turn_id, True
+        shown = [plan for plan in self._plans if plan.call == run_id]
+        # Two contexts of one turn don't know each other's labels, so neither may be the record of the turn.
+        contexts = {(plan.branch, *plan.texts) for plan in shown if plan.branch}
+        ids = _turn_ids(response) if len(contexts) == 1 else ()
+        for plan in shown:
+            plan.is_answered = True
+            for turn_id in ids if plan.branch else ():
+                yield plan, turn_id, True
 
     on_llm_end: Any = _Event(_answered)
 

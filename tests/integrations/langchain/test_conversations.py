@@ -25,7 +25,7 @@ from pydantic import PrivateAttr
 
 from redis_servers import Server
 from warmprefix import Branch, ContextPlanner
-from warmprefix.stores import Commit, MemorySeenStore, Operation
+from warmprefix.stores import Commit, MemorySeenStore, Operation, WriteTurn
 from warmprefix_langchain import (
     ContextReuseCompressor,
     ContextReuseRetriever,
@@ -593,6 +593,37 @@ def test_branches_of_another_tenant_are_unknown(workers: list[ContextPlanner], m
     globex.invoke("Why?", after(answer))
     acme.invoke("Why?", after(answer))
     assert model.turns == ["full", "full", "reference"]
+
+
+@pytest.mark.parametrize("is_repeated", [False, True])
+def test_a_turn_with_two_contexts_is_unknown(is_repeated: bool, model: Model) -> None:
+    """Two retrievals give one label to two texts, so no record of only one of them may be trusted."""
+
+    class Store(MemorySeenStore):
+        def execute(self, operation: Operation[T]) -> T:
+            answer = super().execute(operation)
+            ids.extend([operation.conversation.id] if isinstance(operation, WriteTurn) else [])
+            return answer
+
+    class Shelf(BaseRetriever):
+        text: str
+
+        def _get_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
+            return [Document(self.text, id="sea")]
+
+    ids: list[str] = []
+    planner = ContextPlanner(store=Store())
+    first, second = (
+        retriever_of(planner, conversation=continued).model_copy(update={"retriever": Shelf(text=text)})
+        for text in (SEA.page_content, SEA.page_content if is_repeated else SKY.page_content)
+    )
+    found = {"context": first | joined, "more": second | joined, "input": RunnablePassthrough()}
+    prompt = ChatPromptTemplate.from_messages([("human", "{context}\n\n{more}\n\n{input}")])
+    answer = (found | prompt | model).invoke("Why?", after(None))
+    before(model, planner, conversation=continued).invoke("Why?", after(answer))
+    assert model.turns == ["full", "reference" if is_repeated else "full"]
+    assert [id for id in ids if id == answer.id] == [answer.id] * 2 * is_repeated
+    assert planner.stats().open_plans == 0
 
 
 def test_a_chain_whose_parser_failed_may_still_be_continued(workers: list[ContextPlanner], model: Model) -> None:
