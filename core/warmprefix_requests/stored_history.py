@@ -93,6 +93,7 @@ class StoredHistory:
         for event in events:
             if isinstance(event, HistoryCut):
                 held, forgotten = _without(held, forgotten, None)
+                ids = {kept.id for kept in held if isinstance(kept, StoredCall)}
             elif isinstance(event, StoredResult):
                 if event.id not in ids:
                     return None

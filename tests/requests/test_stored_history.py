@@ -124,6 +124,18 @@ def test_a_history_of_ten_thousand_turns_is_bounded(monkeypatch: pytest.MonkeyPa
     assert len(history.encode()) < 6_000
 
 
+def test_a_second_result_behind_a_compaction_means_that_the_history_is_not_known() -> None:
+    items = [
+        call("a", "sea"),
+        result("a", TEXTS[0]),
+        {"type": "compaction", "encrypted_content": "e"},
+        result("a", TEXTS[0]),
+    ]
+    assert rewrite("responses", {"input": items}, earlier=StoredHistory()).history is None
+    more = [item for number in range(600) for item in (call(f"c{number}", str(number)), result(f"c{number}", TEXTS[0]))]
+    assert rewrite("responses", {"input": [*items, *more]}, earlier=StoredHistory()).history is None
+
+
 def test_a_call_made_all_the_time_does_not_drive_out_the_others() -> None:
     server = Server()
     id: str | None = None

@@ -18,7 +18,7 @@ from warmprefix_requests import StoredHistory
 __all__ = ["KeptValues", "MemoryValues", "SealedValues", "StoredTurn", "TurnRecords"]
 
 _MAX_BYTES = 128 << 20
-_MAX_AGE_SECONDS = 28 * 86_400.0
+_MAX_AGE_SECONDS, _MAX_SKEW_SECONDS = 28 * 86_400.0, 86_400.0
 """Time after which a history's first response may be gone: APIs keep one for 30 days."""
 _MAX_ID_CHARACTERS = 1_024
 _VERSION = 1
@@ -146,7 +146,7 @@ class TurnRecords:
         mark = await self._values.get(_name(tenant, "history", turn.first))
         # One at a time: many texts at once would let each other, and other tenants' records, wait for too long.
         found = [await self._values.get(_name(tenant, "text", key), renew=True) for key in keys]
-        if mark is None or self._clock() - turn.began > _MAX_AGE_SECONDS:
+        if mark is None or not -_MAX_SKEW_SECONDS <= self._clock() - turn.began <= _MAX_AGE_SECONDS:
             turn = turn._replace(history=None)
         read = [None if text is None else text.decode("utf-8", "surrogatepass") for text in found]
         texts = dict(zip(keys, read, strict=True))

@@ -92,6 +92,8 @@ def test_a_history_counts_as_unseen_before_the_server_drops_it() -> None:
     assert found(records, None, "r9").turn.history == HISTORY
     now += 2 * 86_400
     assert found(records, None, "r9").turn == turn(history=None)  # the upstream is still known
+    now = 1_000.0 - 2 * 86_400  # the clock of the gateway that wrote it was wrong
+    assert found(records, None, "r9").turn == turn(history=None)
 
 
 def test_no_later_response_brings_a_deleted_history_back() -> None:
