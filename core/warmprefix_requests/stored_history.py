@@ -89,11 +89,11 @@ class StoredHistory:
             many references.
         """
         calls, forgotten, held = self.calls, self.forgotten, list(self.events)
-        ids = {event.id for event in held if isinstance(event, StoredCall)}
+        ids = {kept.id for kept in held}
         for event in events:
             if isinstance(event, HistoryCut):
                 held, forgotten = _without(held, forgotten, None)
-                ids = {kept.id for kept in held if isinstance(kept, StoredCall)}
+                ids = {kept.id for kept in held}
             elif isinstance(event, StoredResult):
                 if event.id not in ids:
                     return None
