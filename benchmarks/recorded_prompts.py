@@ -241,9 +241,13 @@ class _Reader:
     def _stands_before_note(self, place: _Place, part: _Part, label: str) -> bool:
         """Return True if a block stands in the part itself, in front of the reference."""
         for number in range(part.start, part.end):
-            for note in _REFERENCE.finditer(self.messages[number].text):
-                if f"[{label}]" in note[1] and place < (number, note.start()):
-                    return True
+            text = self.messages[number].text
+            if self._of_results:
+                notes = [note for note in _WHOLE.finditer(text) if note[1] == label]
+            else:
+                notes = [note for note in _REFERENCE.finditer(text) if f"[{label}]" in note[1]]
+            if any(place < (number, note.start()) for note in notes):
+                return True
         return False
 
     def _places(self, kind: str, label: str, part: _Part) -> list[_Place]:

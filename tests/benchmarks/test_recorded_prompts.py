@@ -103,3 +103,16 @@ def test_labels_of_blocks_and_references_are_left_out() -> None:
     text = right_prompt()[3].text
     assert "~" not in without_labels(text)
     assert "Ice floats." in without_labels(text)
+
+
+def test_result_is_named_by_a_later_one_of_the_same_request() -> None:
+    calls = [
+        PromptMessage("assistant", f'{{"call_id": "{id}", "name": "fetch", "arguments": "{id}"}}') for id in ("a", "b")
+    ]
+    note = PromptMessage("tool", "b\n[Word for word the result of the earlier call fetch(a).]")
+    whole, other = PromptMessage("tool", f"a\n{SEA.text}"), PromptMessage("tool", f"a\n{ICE.text}")
+    question = PromptMessage("user", marked("What?", 1))
+    for results, kinds in [([whole, note], ""), ([note, whole], "dangling"), ([other, note], "dangling lost")]:
+        findings = PromptFindings(asked={1: [SEA]}, of_results=True)
+        findings.check(1, [[*calls, *results, question]])
+        assert {kind for kind in ("dangling", "lost", "ambiguous") if getattr(findings, kind)} == set(kinds.split())

@@ -385,5 +385,5 @@ with LocalModel(Path({str(one_layer)!r})) as server:
             with pytest.raises(httpx.TransportError):
                 for _ in chunks:
                     pass
-    with pytest.raises(httpx.ConnectError):
+    with pytest.raises((httpx.ConnectError, httpx.ReadError)):  # reset, if the process is just about to end
         httpx.get(f"{url}/health")

@@ -16,7 +16,12 @@ LARGEST = 2**32 - 1
 texts = st.text(st.characters(codec=None, exclude_categories=()), max_size=12)  # lone surrogates, too
 labels = st.one_of(texts, texts.map(lambda text: text * 50))
 blocks = st.builds(
-    SeenBlock, st.binary(min_size=16, max_size=16), labels, st.just(1), st.sampled_from([0, 1, 255, 65_536, LARGEST])
+    SeenBlock,
+    st.binary(min_size=16, max_size=16),
+    labels,
+    turn=st.just(1),
+    tokens=st.sampled_from([0, 1, 255, 65_536, LARGEST]),
+    time=st.just(0),
 )
 distinct_blocks = st.lists(blocks, unique_by=(lambda block: block.fingerprint, lambda block: block.label), max_size=40)
 once = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=settings().max_examples // 3)
