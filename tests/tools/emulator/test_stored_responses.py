@@ -10,8 +10,6 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from langchain_core.messages import AIMessage, HumanMessage
-from langchain_openai import ChatOpenAI
 
 from warmprefix_tools.emulator import ChatMessage, EmulatorConfig, EmulatorServer, stored_items
 from warmprefix_tools.emulator.stored_items import STORAGE_SECONDS
@@ -249,7 +247,10 @@ def test_long_history_is_cut_where_the_request_allows_it() -> None:
 
 
 def test_langchain_continues_stored_responses(engine: Engine) -> None:
-    llm = ChatOpenAI(model=MODEL, base_url=engine.server.base_url, api_key="one", use_previous_response_id=True)  # type: ignore[arg-type]
+    chats = pytest.importorskip("langchain_openai")
+    from langchain_core.messages import AIMessage, HumanMessage
+
+    llm = chats.ChatOpenAI(model=MODEL, base_url=engine.server.base_url, api_key="one", use_previous_response_id=True)
     messages: list[Any] = [HumanMessage("one")]
     for text in ("two", "three"):
         answer = llm.invoke(messages)
