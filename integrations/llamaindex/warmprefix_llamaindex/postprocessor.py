@@ -268,12 +268,14 @@ class ContextReusePostprocessor(BaseNodePostprocessor):
     def _plan_options(self, known: Conversation, is_tail: bool) -> dict[str, Any]:
         """Return the options of a plan. With placement `"head"` a conversation is for a recorder of requests."""
         options: dict[str, Any] = {"conversation": known or None if isinstance(known, str) else None}
-        if is_tail:
-            options = {**history_options(known), "placement": "tail"}
         tags = active_instrument_tags.get()
+        tenant = _name(tags.get("tenant")) if self.tenant is None else self.tenant
+        if is_tail:
+            known = turns.alone(known, tenant) if isinstance(known, Branch) else known
+            options = {**history_options(known), "placement": "tail"}
         return {
             **options,
-            "tenant": _name(tags.get("tenant")) if self.tenant is None else self.tenant,
+            "tenant": tenant,
             "model": self.model,
             "preamble": self.preamble,
             "annotate": self.annotate,

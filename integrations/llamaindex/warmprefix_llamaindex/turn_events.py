@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 from llama_index.core.base.llms.types import ChatMessage, TextBlock
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
@@ -30,8 +31,9 @@ from llama_index.core.instrumentation.span import BaseSpan, active_span_id
 from llama_index.core.instrumentation.span_handlers import BaseSpanHandler
 from llama_index.core.workflow import Workflow
 from llama_index_instrumentation import get_dispatcher
+from llama_index_instrumentation.dispatcher import active_instrument_tags
 
-from warmprefix import ContextPlan, ContextPlanner, PlannedBlock
+from warmprefix import Branch, ContextPlan, ContextPlanner, PlannedBlock
 from warmprefix.forks import fork_safe_lock
 
 __all__ = ["PendingTurn", "install_turn_events", "turns", "warn_rebuilt"]
@@ -126,6 +128,8 @@ class _Turns:
     def _clear(self) -> None:
         self._spans: OrderedDict[str, _OpenSpan] = OrderedDict()
         self._pending: OrderedDict[PendingTurn, None] = OrderedDict()
+        self._continued: OrderedDict[tuple[object, str | None, str | None], object] = OrderedDict()
+        """Where plans continued a turn: tags or the outermost span; with the tenant, and the turn's id."""
 
     @property
     def is_idle(self) -> bool:
@@ -135,9 +139,7 @@ class _Turns:
     def follow(self, turn: PendingTurn) -> None:
         """Wait for a model call that answers a plan, which the postprocessor has just made."""
         with self._lock:
-            spans = self._ancestors(active_span_id.get())
-            own = bool(spans) and "._postprocess_nodes-" in spans[0]  # only the synchronous method has a span
-            turn.spans = spans[own:]
+            turn.spans = self._around()
             for span in filter(None, map(self._spans.get, turn.spans)):
                 span.names.add(turn.name)
             if not turn.spans:
@@ -146,6 +148,32 @@ class _Turns:
             oldest = self._pending.popitem(last=False)[0] if len(self._pending) > _MAX_PENDING else None
         if oldest is not None:
             oldest.settle()
+
+    def alone(self, branch: Branch, tenant: str | None) -> Branch:
+        """Return the branch for a turn's first plan that continues it, else one without a record.
+
+        The record of a second plan lacks the texts of the first, so its labels must not be taken for unique. Plans are
+        of one turn if they have the same tags, outermost span or task; a later turn that looks so costs tokens only.
+        """
+        tags = active_instrument_tags.get()
+        with self._lock:
+            spans = self._around()
+            places: list[object] = [id(tags)] * bool(tags) + list(spans[-1:])
+            others = [] if spans else [turn.plan for turn in _in_task.get()]
+            seen = any((plan.scope.tenant, plan.branch) == (tenant, branch) for plan in others)
+            for place in places:
+                key = place, tenant, branch.after
+                seen = seen or key in self._continued
+                self._continued[key] = tags  # while it is held, no other tags have its id
+            while len(self._continued) > _MAX_SPANS:
+                self._continued.popitem(last=False)
+        return Branch(after=uuid4().hex) if seen else branch
+
+    def _around(self) -> tuple[str, ...]:
+        """Return the spans around the postprocessor that is called now, innermost first."""
+        spans = self._ancestors(active_span_id.get())
+        own = bool(spans) and "._postprocess_nodes-" in spans[0]  # only the synchronous method has a span
+        return spans[own:]
 
     def asked(self, span_id: str, prompt: str) -> None:
         """Note a model call that has begun."""

@@ -373,6 +373,41 @@ def test_a_prompt_without_what_a_reference_names_ends_references(
     assert "RecordingLLM" in caplog.text
 
 
+@pytest.mark.parametrize("in_span", [True, False])
+@pytest.mark.parametrize("one_block", [True, False])
+def test_a_turn_that_retrieves_twice_gives_no_label_to_two_texts(
+    in_span: bool, one_block: bool, recording_llm: Any, make_nodes: MakeNodes, planner: ContextPlanner
+) -> None:
+    """Two tool calls of an agent find two versions of a document; a later turn finds the second one again."""
+    llm, warm = recording_llm(), labelled(planner)
+    history = ""
+
+    def find(text: str) -> str:
+        nonlocal history
+        [scored] = make_nodes([text])
+        scored.node.id_ = "Doc_0"
+        [shown] = warm.postprocess_nodes([scored])
+        history += f"{context_of([shown])}\n\n"
+        llm.complete(history)
+        return str(shown.metadata["warmprefix_turn"])
+
+    def turn() -> str:
+        if one_block:
+            with instrument_tags({"after_turn": None}):
+                return [find(text) for text in TEXTS[:2]][-1]
+        ids = []
+        for text in TEXTS[:2]:
+            with instrument_tags({"after_turn": None}):
+                ids.append(find(text))
+        return ids[-1]
+
+    after = get_dispatcher(__name__).span(turn)() if in_span else turn()
+    with instrument_tags({"after_turn": after}):
+        find(TEXTS[1])
+    [named] = re.findall(r"context labelled \[(.+?)\] above", history)
+    assert re.findall(rf"^\[{re.escape(named)}\] (.*)", history, re.MULTILINE) == [TEXTS[1]]
+
+
 def test_each_turn_has_an_id_also_after_a_failure(
     recording_llm: Any, make_nodes: MakeNodes, planner: ContextPlanner
 ) -> None:
