@@ -36,6 +36,7 @@ class LlamaIndexApplication(Application):
     def __init__(self, arm: Arm, engine: Engine, planner: ContextPlanner | None, folder: Path) -> None:
         super().__init__(arm, engine, planner, folder)
         self._client, self._async_client = DefaultHttpxClient(), DefaultAsyncHttpxClient()
+        clients: Any = {"http_client": self._client, "async_http_client": self._async_client}  # they are no fields
         self.llm = OpenAILike(
             model=engine.model,
             api_base=engine.base_url,
@@ -43,8 +44,7 @@ class LlamaIndexApplication(Application):
             is_chat_model=True,
             context_window=10_000_000,
             max_retries=0,
-            http_client=self._client,
-            async_http_client=self._async_client,
+            **clients,
         )
         self.warm: ContextReusePostprocessor | None = None
         if planner is not None:
@@ -88,6 +88,7 @@ class Chat(Workflow):
         start = await ctx.store.get("how")
         llm = self._application.llm
         messages = [*await ctx.store.get("messages", default=_beginning()), _message("user", event.text)]
+        answer: ChatMessage | None = None
         if start == "plain":
             answer = (await llm.achat(messages)).message
         else:
@@ -97,6 +98,7 @@ class Chat(Workflow):
                 if start == "close" and answer.content:
                     await stream.aclose()
                     return StopEvent(result=False)
+        assert answer is not None, "the stream had no chunks"
         await ctx.store.set("messages", [*messages, _message("assistant", answer.content or "")])
         await ctx.store.set("turn", event.turn)
         return StopEvent(result=True)

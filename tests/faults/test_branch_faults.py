@@ -113,7 +113,9 @@ def test_replica_that_takes_no_writes(
     with Server() as master, server.client() as client:
         with master.client() as copy:
             for key in client.keys("*"):
-                copy.restore(key, 0, client.dump(key))
+                value = client.dump(key)
+                assert value is not None
+                copy.restore(key, 0, value)
         client.replicaof("127.0.0.1", str(master.port))
         wait_until(lambda: client.info("replication")["master_link_status"] == "up", "it is a replica")
         assert len(chain.turn(planner, [1, 2, 3]).references) == 3, "reads go on"

@@ -160,8 +160,9 @@ class ReadsLaterTurns(SpoiltTurns):
         return turn._replace(id=turn.id[:-1])
 
     def execute(self, operation: Operation[T]) -> T:
-        if isinstance(operation, WriteTurn):
-            self._states.pop((self.mixed_up(operation.conversation), "turn"))
+        written = operation  # the check would widen the type of `operation`
+        if isinstance(written, WriteTurn):
+            self._states.pop((self.mixed_up(written.conversation), "turn"))
         return super().execute(operation)
 
 

@@ -170,7 +170,7 @@ def test_gateways_that_share_a_redis_server_agree(
     stored_outputs(engine, agent.run())
     assert [metric(gateway, "references_total") for gateway in gateways] == [2, 1]
     with redis_server.client() as client:
-        values = [client.get(key) for key in client.keys("wp:*:kept")]
+        values: list[Any] = [client.get(key) for key in client.keys("wp:*:kept")]
         assert len(values) == len(agent.answers) + 1 + 2  # turns, the history, texts
         assert not any(word in value for value in values for word in (b"sea", b"read", b"metres", b"resp_"))
         assert all(0 < client.ttl(key) <= 86_400 for key in client.keys("*"))
@@ -195,7 +195,7 @@ def test_what_redis_lost_counts_as_unseen(
             for key in keys:
                 client.set(key, b"\x01" + b"x" * 500)
         elif fault == "swapped":
-            values = [client.get(key) for key in keys]
+            values: list[Any] = [client.get(key) for key in keys]
             for key, value in zip(keys, values[1:] + values[:1], strict=True):
                 client.set(key, value)
         else:
@@ -349,6 +349,7 @@ def test_requests_go_to_the_upstream_that_keeps_the_response(
 ) -> None:
     options: Any = {"records": redis_server.url, "salt_key": SALT_KEY}
     gateways = [gateway_of(*bases, **options) for bases in ((upstream.base_url, other.base_url),) * 2]
+    kept = []
     for number in range(8):
         for each, name in ((upstream, "left"), (other, "right")):
             each.handler = answer(answered(f"resp_{name}_{number}"))
@@ -359,9 +360,11 @@ def test_requests_go_to_the_upstream_that_keeps_the_response(
         assert len(keeper.prompts) == before + 1
         send(gateways[1], "GET", f"/v1/responses/{reply.json['id']}")
         assert keeper.requests[-1].target == f"/v1/responses/{reply.json['id']}"
+        kept.append((keeper, reply.json["id"]))
+    keeper, response = kept[-1]
     keeper.handler = answer(b"busy", "503 Service Unavailable")
     counts = len(upstream.prompts) + len(other.prompts)
-    reply = send(gateways[1], "POST", "/v1/responses", body(reply.json["id"]))
+    reply = send(gateways[1], "POST", "/v1/responses", body(response))
     assert (reply.status, reply.body) == (503, b"busy")
     assert len(upstream.prompts) + len(other.prompts) == counts + 1  # another upstream has never seen it
 

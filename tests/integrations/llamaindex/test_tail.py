@@ -100,8 +100,8 @@ class Chat(Workflow):
                 nodes = await self.warm.apostprocess_nodes(nodes, query_str=event.question)
         messages = [*messages, ChatMessage(role="user", content=f"{context_of(nodes)}\n\n{event.question}")]
         if event.get("stream", False):
-            async for chunk in await self.llm.astream_chat(messages):
-                answer = chunk.message
+            chunks = [chunk async for chunk in await self.llm.astream_chat(messages)]
+            answer = chunks[-1].message
         else:
             answer = (await self.llm.achat(messages)).message
         if event.get("fails", False):

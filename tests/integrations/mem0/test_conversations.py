@@ -254,6 +254,7 @@ async def test_async_twins_commit_what_was_not_cancelled(
     for fact in FACTS:
         await plain.add(fact, user_id="ann", infer=False)
     history: list[str] = []
+    committed = []
     last = None
     async with AsyncExitStack() as opened:
         planners = [await opened.enter_async_context(open_planner()) for _ in range(2)]
@@ -271,6 +272,8 @@ async def test_async_twins_commit_what_was_not_cancelled(
             await memory.commit(found, turn_id=f"turn-{turn}")
             last = f"turn-{turn}"
             history.append(found["context"])
+            committed.append((memory, found))
+        memory, found = committed[-1]
         assert not await memory.abandon(found)
     assert [times(history, fact) for fact in FACTS] == [1] * len(FACTS)
 

@@ -141,9 +141,10 @@ def _record(client: Any, prefix: str, conversation: Conversation, is_turn: bool)
     except redis.exceptions.ResponseError as error:
         if not str(error).startswith("WRONGTYPE"):
             raise
-    is_usable = found is not None and not (is_turn and found.damaged)
-    record: Fields = {"key": key.decode(), "usable": is_usable, "bytes": None, "expires_seconds": None}
-    if is_usable:
+    if found is not None and is_turn and found.damaged:
+        found = None
+    record: Fields = {"key": key.decode(), "usable": found is not None, "bytes": None, "expires_seconds": None}
+    if found is not None:
         blocks = [{**block._asdict(), "fingerprint": block.fingerprint.hex()} for block in found.blocks]
         if is_turn:
             record |= {"turn": found.turn, "partial": found.partial, "other_labels": list(found.others)}
