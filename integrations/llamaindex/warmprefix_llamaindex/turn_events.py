@@ -128,7 +128,7 @@ class _Turns:
     def _clear(self) -> None:
         self._spans: OrderedDict[str, _OpenSpan] = OrderedDict()
         self._pending: OrderedDict[PendingTurn, None] = OrderedDict()
-        self._continued: OrderedDict[tuple[object, str | None, str | None], object] = OrderedDict()
+        self._continued: OrderedDict[tuple[int | str, str | None, str | None], object] = OrderedDict()
         """Where plans continued a turn: tags or the outermost span; with the tenant, and the turn's id."""
 
     @property
@@ -158,7 +158,9 @@ class _Turns:
         tags = active_instrument_tags.get()
         with self._lock:
             spans = self._around()
-            places: list[object] = [id(tags)] * bool(tags) + list(spans[-1:])
+            places: list[int | str] = [*spans[-1:]]
+            if tags:
+                places.append(id(tags))
             others = [] if spans else [turn.plan for turn in _in_task.get()]
             seen = any((plan.scope.tenant, plan.branch) == (tenant, branch) for plan in others)
             for place in places:
