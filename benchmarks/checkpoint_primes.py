@@ -33,8 +33,9 @@ from warmprefix import BatchRequest, ContextPlanner
 from warmprefix.cache_profiles import vllm_checkpoints
 from warmprefix.residency import EngineReport
 from warmprefix_openai import cut_chat, messages_for
-from warmprefix_openai.primer import EXACT_END, PrimeLengths, Primer, shortened
+from warmprefix_openai.primer import PrimeLengths, Primer, shortened
 from warmprefix_requests import FieldRefusals, read_call
+from warmprefix_requests.prefixes import EXACT_END
 
 K = 8
 PREAMBLE = "Answer the question from the passages, or write that they do not contain the answer."

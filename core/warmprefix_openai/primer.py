@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from warmprefix.cache_profiles import Checkpoints
@@ -15,20 +15,18 @@ from warmprefix.plan import ContextPlan, Scope
 from warmprefix.residency import EngineReport
 from warmprefix.tokens import estimated_tokens
 from warmprefix_requests import Attempt, OutgoingRequest
+from warmprefix_requests.prefixes import one_token, visible_end
 
 if TYPE_CHECKING:
     from warmprefix.planner import ContextPlanner
 
 __all__ = [
-    "ANSWER_FIELDS",
-    "EXACT_END",
     "Prime",
     "PrimeCut",
     "PrimeLengths",
     "PrimeStats",
     "Primer",
     "cut_chat",
-    "prime_of",
     "shortened",
 ]
 
@@ -47,17 +45,6 @@ _BUSY_RATIO = 3.0
 """An engine whose latest times to first token are this many times its usual ones has a queue."""
 
 _SYSTEM = ("system", "developer")
-
-EXACT_END: Mapping[str, bool] = {"continue_final_message": True, "add_generation_prompt": False}
-"""Fields of a chat request that make its prompt end with the text of the last message, without template tokens."""
-
-ANSWER_FIELDS = frozenset(
-    {
-        *("stream", "stream_options", "n", "max_completion_tokens", "response_format", "logprobs", "top_logprobs"),
-        *("stop", "return_token_ids", "return_prompt_token_ids"),
-    }
-)
-"""Fields of a chat request that are about its answer, not about its prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,7 +334,7 @@ class Primer:
                 if cut is None or prime is None:
                     self._counts["skipped"] += 1
                     continue
-            yield prime, prime_of(request.body, shortened(cut, prime.cut))
+            yield prime, one_token("chat", {**request.body, "messages": shortened(cut, prime.cut)})
 
     def _visit(self, scope: Scope, keys: tuple[bytes, ...]) -> _SeenPrefix:
         prefix = self._seen.use((scope, keys)) or _SeenPrefix()
@@ -441,17 +428,6 @@ def _joined(paragraphs: Sequence[str]) -> str:
     return "\n\n".join([text for text in paragraphs if text])
 
 
-def prime_of(body: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> OutgoingRequest:
-    """Return a prime with these messages and the fields of a body that are about its prompt.
-
-    Fields that end its prompt exactly are optional. It is not encoded yet.
-    """
-    kept = {name: value for name, value in body.items() if name not in ANSWER_FIELDS}
-    content = repr(messages).encode("utf-8", "surrogatepass")
-    plain = OutgoingRequest("chat", content, {**kept, "messages": messages, "max_tokens": 1}, is_rewritten=True)
-    return replace(plain.with_fields(EXACT_END), optional=("exact end",), plain=plain)
-
-
 def shortened(chat: Sequence[Mapping[str, Any]], cut: PrimeCut) -> list[Mapping[str, Any]]:
     """Return the chat up to where a prime ends."""
     return [*chat[:-1], {**chat[-1], "content": chat[-1]["content"][: cut.characters]}]
@@ -471,10 +447,6 @@ def cut_chat(messages: Sequence[Mapping[str, Any]], shared: str) -> list[dict[st
         begin = content.find(shared)
         if begin < 0:
             continue
-        end = begin + len(shared)
-        rest = content[end:]
-        visible = rest.lstrip()
-        if visible:
-            end += len(rest) - len(visible) + 1
+        end = visible_end(content, begin + len(shared))
         return [*map(dict, messages[:i]), {**message, "content": content[:end]}] if end else None
     return None

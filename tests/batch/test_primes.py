@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from warmprefix import BatchPlan, BatchRequest, ContextBlock, ContextPlanner
 from warmprefix.batch.primes import prime_gain
 from warmprefix.cache_profiles import Checkpoints
-from warmprefix_openai.primer import EXACT_END, cut_chat, prime_of
+from warmprefix_openai.primer import cut_chat
+from warmprefix_requests.prefixes import EXACT_END, one_token
 
 PREAMBLE = "Answer briefly."
 
@@ -48,7 +49,7 @@ def test_a_prime_ends_one_character_behind_the_shared_blocks() -> None:
         {"role": "system", "content": PREAMBLE},
         {"role": "user", "content": f"The text of A.\n\n{first}"},
     ]
-    request = prime_of({"model": "model"}, messages)
+    request = one_token("chat", {"model": "model", "messages": messages})
     assert request.body["max_tokens"] == 1
     assert EXACT_END.items() <= request.body.items()
     assert request.plain is not None

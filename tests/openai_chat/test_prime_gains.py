@@ -13,8 +13,9 @@ import pytest
 from warmprefix import ContextBlock, ContextPlanner, EngineReport
 from warmprefix.cache_profiles import Checkpoints, vllm_checkpoints
 from warmprefix_openai import PrimeStats, messages_for
-from warmprefix_openai.primer import EXACT_END, PrimeLengths, Primer, cut_chat, shortened
+from warmprefix_openai.primer import PrimeLengths, Primer, cut_chat, shortened
 from warmprefix_requests import FieldRefusals, OutgoingRequest
+from warmprefix_requests.prefixes import EXACT_END
 from warmprefix_tools.caches.checkpoints import CheckpointCache, CheckpointLayout
 
 BLOCK = 256

@@ -11,9 +11,10 @@ from warmprefix.cache_profiles import Checkpoints
 from warmprefix_openai.asking import CallFailedError, ChatAsker, ask_with_retries
 from warmprefix_openai.batch_runner.journal import BatchResult, Messages
 from warmprefix_openai.completion import ChatAnswer, chat_options
-from warmprefix_openai.primer import ANSWER_FIELDS, PrimeLengths, cut_chat, prime_of, shortened
+from warmprefix_openai.primer import PrimeLengths, cut_chat, shortened
 from warmprefix_openai.retry import Retries, status_of
 from warmprefix_requests import FieldRefusals, OutgoingRequest
+from warmprefix_requests.prefixes import ANSWER_FIELDS, one_token
 
 __all__ = ["Asker"]
 
@@ -85,7 +86,8 @@ class Asker:
             self._counts["skipped"] += 1
             return
         cut, salt = self._lengths.cut(chat, checkpoints), prime.before.cache_salt
-        made = prime_of({} if salt is None else {"cache_salt": salt}, shortened(chat, cut))
+        salted = {} if salt is None else {"cache_salt": salt}
+        made = one_token("chat", {**salted, "messages": shortened(chat, cut)})
         attempt = self._refusals.attempt(made, "")
         due: OutgoingRequest | None = attempt.request
         answer: ChatAnswer | Exception | None = None
