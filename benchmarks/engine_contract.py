@@ -43,7 +43,6 @@ from warmprefix_kv_events.spans import TokenizerError
 from warmprefix_openai import EngineLink, messages_for
 from warmprefix_openai.answer import AnswerFacts, StreamedAnswer, WholeAnswer
 from warmprefix_openai.cache_metrics import capacity_from_metrics
-from warmprefix_openai.primer import prime_of
 from warmprefix_requests import (
     OutgoingRequest,
     Processor,
@@ -55,6 +54,7 @@ from warmprefix_requests import (
 )
 from warmprefix_requests.engine_salts import recognised_engine
 from warmprefix_requests.outgoing import PromptRoute, TokenIds
+from warmprefix_requests.prefixes import one_token
 from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer
 from warmprefix_tools.local.llama_server import LocalModel
 from warmprefix_tools.local.weights import fetch_weights
@@ -309,7 +309,7 @@ def prime_shape(endpoint: ContractEndpoint, way: TokenIds | None) -> str:
     call = endpoint.request("chat", endpoint.text())
     processors = [] if way is None else [with_token_ids(way)]
     try:
-        exact = endpoint.ask(prime_of(call.body, call.body["messages"]), *processors)
+        exact = endpoint.ask(one_token("chat", call.body), *processors)
     except RefusedError:
         return "refused"
     whole = endpoint.ask(call, *processors)
