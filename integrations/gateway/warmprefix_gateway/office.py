@@ -8,7 +8,8 @@ import secrets
 import time
 from codecs import BOM_UTF8
 from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
-from typing import Any, get_args
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, get_args
 
 from warmprefix.errors import MissingExtraError
 from warmprefix.residency import EngineReport
@@ -19,7 +20,7 @@ from warmprefix_gateway.ledger import Ledger
 from warmprefix_gateway.metrics import GatewayMetrics
 from warmprefix_gateway.outgoing import AskedPrompt, Rules, outgoing, with_tenant_salt
 from warmprefix_gateway.recording import BodyRecorder, RecordedExchange
-from warmprefix_gateway.reordering import Outcome, Reordered, Reorderer, as_templates
+from warmprefix_gateway.reordering import FoundContext, Outcome, Reordered, Reorderer, as_templates
 from warmprefix_gateway.routes import Routes
 from warmprefix_gateway.server_histories import ServerHistories
 from warmprefix_gateway.sessions import PromptParts, prompt_parts, session_name
@@ -53,6 +54,14 @@ _Prepared = tuple[OutgoingRequest, PromptParts, OutgoingRequest, Reordered | Non
 _SINGLE_HEADERS = ("authorization", "x-api-key", "content-type", "content-encoding")
 
 
+class _WaitingContext(NamedTuple):
+    """A call with a context that waits to be ordered."""
+
+    call: OutgoingRequest
+    context: FoundContext
+    announced: AbstractContextManager[object]
+
+
 class Office:
     """The shared part of a gateway. Not thread-safe: one event loop uses it.
 
@@ -74,10 +83,11 @@ class Office:
         profile = options.cache_profile
         self.marker = CacheMarker(profile) if profile.marks is not None else None
         keep_tools = frozenset(options.keep_tools)
-        self._reorderer: Reorderer | None = None
+        self.reorderer: Reorderer | None = None
+        """Orders contexts, if that is asked for."""
         if options.reorder:
-            self._reorderer = Reorderer(as_templates(options.reorder), options.pin_first, options.pin_last)
-        self._rules = Rules(options.references, keep_tools, profile, self.marker, self._reorderer)
+            self.reorderer = Reorderer(as_templates(options.reorder), options.pin_first, options.pin_last)
+        self._rules = Rules(options.references, keep_tools, profile, self.marker, self.reorderer)
         self._salt_key = options.salt_key or secrets.token_bytes(32)
         tenants = self.access.tenants
         self.places = Shares(options.bounds.max_in_flight, tenants)
@@ -170,14 +180,26 @@ class Office:
                     tenant, len(content), lambda _: self._read(content, path, headers, tenant, continues=True)
                 )
                 before = None if read is None else await self.histories.before(read, tenant)
-            found = await self._preparing.run(
+            begun = await self._preparing.run(
                 tenant,
                 len(content),
-                lambda check: self._prepare(
+                lambda check: self._begin(
                     read or self._read(content, path, headers, tenant), before, headers, tenant, check
                 ),
                 self._drop,
             )
+            if isinstance(begun, _WaitingContext):
+                waiting = begun
+                with waiting.announced:
+                    await asyncio.sleep(0)  # requests that came together announce their contexts first
+                    found = await self._preparing.run(
+                        tenant,
+                        len(content),
+                        lambda check: self._prepare(waiting.call, before, headers, tenant, check, waiting.context),
+                        self._drop,
+                    )
+            else:
+                found = begun
             if found is None and tenant is not None:
                 raise BodyRefusedError(400, "body", "the request is not understood")
             if found is None:
@@ -212,6 +234,27 @@ class Office:
             check_parts(content)
         return read_call("POST", path, headers, content, body)
 
+    def _begin(
+        self,
+        call: OutgoingRequest | None,
+        before: FoundTurn | None,
+        headers: Mapping[str, str],
+        tenant: str | None,
+        check: Callable[[], None],
+    ) -> _Prepared | _WaitingContext | None:
+        """Announce the context of a call if it is to be ordered; prepare the call if it is not."""
+        context: FoundContext | None = None
+        if self.reorderer is not None and call is not None:
+            try:
+                context = self.reorderer.find(call, tenant)
+                announced = self.reorderer.announced(context)
+            except Exception as error:
+                self.fail("a context is not ordered in view of the requests behind it", error)
+            else:
+                if announced is not None and context is not None:
+                    return _WaitingContext(call, context, announced)
+        return self._prepare(call, before, headers, tenant, check, context)
+
     def _prepare(
         self,
         call: OutgoingRequest | None,
@@ -219,6 +262,7 @@ class Office:
         headers: Mapping[str, str],
         tenant: str | None,
         check: Callable[[], None],
+        context: FoundContext | None = None,
     ) -> _Prepared | None:
         if call is None:
             return None
@@ -234,7 +278,7 @@ class Office:
             earlier = StoredHistory()
         try:
             sent, reordered = outgoing(
-                call, rules, tenant=tenant, salt_key=self._salt_key, check=check, earlier=earlier
+                call, rules, tenant=tenant, salt_key=self._salt_key, check=check, earlier=earlier, context=context
             )
         except (BodyRefusedError, AbandonedWorkError):
             raise
@@ -244,9 +288,12 @@ class Office:
             sent, reordered = outgoing(call, rules, tenant=tenant, salt_key=self._salt_key)
         return call, parts, sent, reordered
 
-    def _drop(self, found: _Prepared | None) -> None:
-        if found is not None and self._reorderer is not None:
-            self._reorderer.abandon(found[3])
+    def _drop(self, found: _Prepared | _WaitingContext | None) -> None:
+        if isinstance(found, _WaitingContext):
+            with found.announced:
+                return
+        if found is not None and self.reorderer is not None:
+            self.reorderer.abandon(found[3])
 
     def _tenants_body(self, content: bytes, headers: Mapping[str, str], checked: Sequence[str] = ()) -> dict[str, Any]:
         check_type(headers)
@@ -293,9 +340,9 @@ class Office:
         tokens = facts.tokens
         self.ledger.record(asked, sent, upstream, tokens.prompt_tokens, tokens.cached_tokens)
         plan = asked.reordered and asked.reordered.plan
-        if plan is not None and self._reorderer is not None:
+        if plan is not None and self.reorderer is not None:
             report = EngineReport(tokens.cached_tokens, tokens.prompt_tokens)
-            self._reorderer.planner.commit(plan, report=report)
+            self.reorderer.planner.commit(plan, report=report)
 
     def record(
         self,
@@ -323,8 +370,8 @@ class Office:
 
     def abandon(self, asked: AskedPrompt | None) -> None:
         """Drop the plan of a request that was not answered; no effect after `answered`."""
-        if asked is not None and self._reorderer is not None:
-            self._reorderer.abandon(asked.reordered)
+        if asked is not None and self.reorderer is not None:
+            self.reorderer.abandon(asked.reordered)
 
     def fail(self, what: str, error: Exception) -> None:
         """Count a failure of the gateway's own work. The log has its kind only: its text may quote the request."""

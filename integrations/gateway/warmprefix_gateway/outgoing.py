@@ -10,7 +10,7 @@ from typing import NamedTuple
 from warmprefix.cache_profiles import CacheProfile
 from warmprefix.plan import tenant_salt
 from warmprefix_gateway.gateway_options import References
-from warmprefix_gateway.reordering import Reordered, Reorderer
+from warmprefix_gateway.reordering import FoundContext, Reordered, Reorderer
 from warmprefix_gateway.sessions import PromptParts, Session
 from warmprefix_gateway.tenant_bodies import BodyRefusedError
 from warmprefix_gateway.turn_records import FoundTurn
@@ -71,10 +71,12 @@ def outgoing(
     salt_key: bytes,
     check: Callable[[], object] | None = None,
     earlier: StoredHistory | None = None,
+    context: FoundContext | None = None,
 ) -> tuple[OutgoingRequest, Reordered | None]:
     """Return what to send for a call. O(bytes). `check` is called on the way; what it raises ends the work.
 
-    `earlier` is the history that its upstream keeps, as for `warmprefix_requests.rewrite`.
+    `earlier` is the history that its upstream keeps, as for `warmprefix_requests.rewrite`. `context` is the one that
+    the reorderer found in it, if it was asked before.
 
     The client's own bytes stay where nothing is rewritten. Of what is added, the usage and the marks are optional; a
     tenant's salt is not.
@@ -93,7 +95,7 @@ def outgoing(
         optional["marks"] = lambda request: mark(request) if survives(request.content) else None
     if rules.reorderer is None:
         return prepared(call, processors, optional), None
-    reordered = rules.reorderer.reordered(call, tenant, order_locked=rules.order_locked)
+    reordered = rules.reorderer.reordered(call, tenant, context, order_locked=rules.order_locked)
     try:
         return prepared(reordered.call, processors, optional), reordered
     except BaseException:

@@ -6,6 +6,7 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from hashlib import blake2b
 from typing import Any, Literal, NamedTuple
 
@@ -15,7 +16,7 @@ from warmprefix.fair_lru import FairLru
 from warmprefix.plan import ContextPlan
 from warmprefix_requests import OutgoingRequest, RepeatedResult, Rewritten, with_texts
 
-__all__ = ["TEMPLATES", "Outcome", "Reordered", "Reorderer", "as_templates"]
+__all__ = ["TEMPLATES", "FoundContext", "Outcome", "Reordered", "Reorderer", "as_templates"]
 
 _MAX_ORDERS = 20_000
 _HEAD_CHARACTERS = 80
@@ -38,6 +39,33 @@ cannot be written again."""
 _Span = tuple[int, int]
 Template = Callable[[str], list[_Span]]
 """Finds the blocks of a context in a text."""
+
+
+class PromptScope(NamedTuple):
+    """The scope of a prompt, as arguments of `ContextPlanner.plan`."""
+
+    tenant: str | None
+    model: str | None
+    preamble: str
+
+
+class FoundContext(NamedTuple):
+    """A context in a call."""
+
+    number: int
+    """Index of its message."""
+    text: str
+    """The text of that message."""
+    spans: Sequence[_Span]
+    """Where its blocks are in that text."""
+    blocks: tuple[str, ...]
+    scope: PromptScope
+    key: bytes
+    """A name for the tenant, the model, and all text up to the end of the message."""
+    is_first: bool
+    """True if no answer of the model stands before it."""
+    fixed: Outcome | None
+    """Why it keeps its order, whatever was planned before; None if it may get another one."""
 
 
 class Reordered(NamedTuple):
@@ -68,11 +96,11 @@ class Reorderer:
         self._lock = threading.Lock()
         self._orders: FairLru[bytes, tuple[int, ...]] = FairLru()
 
-    def reordered(self, call: OutgoingRequest, tenant: str | None, *, order_locked: bool = False) -> Reordered:
-        """Return a call with its context in the planned order; the planner learns a locked one. O(bytes)."""
+    def find(self, call: OutgoingRequest, tenant: str | None) -> FoundContext | None:
+        """Return the first context of a call; None without one. O(bytes)."""
         messages = call.body.get("messages")
         if call.route != "chat" or not isinstance(messages, list):
-            return Reordered(call)
+            return None
         for number, message in enumerate(messages):
             if not isinstance(message, dict) or not message.keys() <= {"role", "content", "name"}:  # a mark stays
                 continue
@@ -80,19 +108,54 @@ class Reorderer:
             if not isinstance(text, str) or role not in ("system", "developer", "user"):
                 continue
             spans = self._blocks(text)
-            blocks = [text[begin:end] for begin, end in spans]
+            blocks = tuple([text[begin:end] for begin, end in spans])
             if not 2 <= len(blocks) <= _MAX_BLOCKS or not all(map(str.strip, blocks)):
                 continue
+            fixed: Outcome | None = None
             if len(set(blocks)) < len(blocks):
-                return Reordered(call, outcome="duplicates")
-            if _are_numbered(blocks):
-                return Reordered(call, outcome="numbered")
+                fixed = "duplicates"
+            elif _are_numbered(blocks):
+                fixed = "numbered"
             is_first = role != "user" or not any(
                 isinstance(other, dict) and other.get("role") == "assistant" for other in messages
             )
-            arranged = self._arranged(call, tenant, number, spans, is_first=is_first, order_locked=order_locked)
-            return arranged._replace(context=tuple(blocks))
-        return Reordered(call)
+            front = json.dumps([call.body.get("tools"), messages[:number], text[: spans[0][0]]]).encode()
+            about = [tenant, call.body.get("model"), front.decode(), text]
+            key = blake2b(json.dumps(about).encode(), digest_size=16).digest()
+            model, preamble = call.body.get("model"), blake2b(front, digest_size=16).hexdigest()
+            scope = PromptScope(tenant, model if isinstance(model, str) else None, preamble)
+            return FoundContext(number, text, spans, blocks, scope, key, is_first, fixed)
+        return None
+
+    def announced(self, found: FoundContext | None) -> AbstractContextManager[object] | None:
+        """Announce a context that is to be planned, so that plans made before consider it; None if it has its order."""
+        if found is None or found.fixed is not None or not found.is_first:
+            return None
+        with self._lock:
+            if self._orders.get(found.key) is not None:
+                return None
+        return self.planner.queued(found.blocks, **found.scope._asdict())
+
+    def reordered(
+        self,
+        call: OutgoingRequest,
+        tenant: str | None,
+        found: FoundContext | None = None,
+        *,
+        order_locked: bool = False,
+    ) -> Reordered:
+        """Return a call with its context in the planned order; the planner learns a locked one. O(bytes).
+
+        Args:
+            call: The call.
+            tenant: Its tenant.
+            found: Its context, if `find` has returned it.
+            order_locked: Keep the order.
+        """
+        found = found or self.find(call, tenant)
+        if found is None or found.fixed is not None:
+            return Reordered(call, outcome=None if found is None else found.fixed)
+        return self._arranged(call, found, order_locked=order_locked)._replace(context=found.blocks)
 
     def abandon(self, reordered: Reordered | None) -> None:
         """Drop the plan of a request that was not answered; no effect after its commit."""
@@ -102,45 +165,25 @@ class Reorderer:
     def _blocks(self, text: str) -> list[_Span]:
         return next((spans for find in self._templates.values() if len(spans := _run(text, find(text))) > 1), [])
 
-    def _arranged(
-        self,
-        call: OutgoingRequest,
-        tenant: str | None,
-        number: int,
-        spans: Sequence[_Span],
-        *,
-        is_first: bool,
-        order_locked: bool,
-    ) -> Reordered:
+    def _arranged(self, call: OutgoingRequest, found: FoundContext, *, order_locked: bool) -> Reordered:
         messages: Sequence[Any] = call.body["messages"]
-        text: str = messages[number]["content"]
-        front = json.dumps([call.body.get("tools"), messages[:number], text[: spans[0][0]]]).encode()
-        about = [tenant, call.body.get("model"), front.decode(), text]
-        key = blake2b(json.dumps(about).encode(), digest_size=16).digest()
+        number, text, spans = found.number, found.text, found.spans
         with self._lock:
-            order = self._orders.use(key)
+            order = None if order_locked else self._orders.use(found.key)
         plan: ContextPlan | None = None
-        if order_locked:
-            order = None
         outcome: Outcome = "locked" if order_locked else "planned" if order is None else "as before"
         if order is None:
-            if not is_first:
+            if not found.is_first:
                 return Reordered(call, outcome="locked" if order_locked else "late")
-            model = call.body.get("model")
             plan = self.planner.plan(
-                [
-                    ContextBlock(text[begin:end], pinned=self._pin(place, len(spans)))
-                    for place, (begin, end) in enumerate(spans)
-                ],
+                [ContextBlock(block, pinned=self._pin(place, len(spans))) for place, block in enumerate(found.blocks)],
                 order_locked=order_locked,
-                tenant=tenant,
-                model=model if isinstance(model, str) else None,
-                preamble=blake2b(front, digest_size=16).hexdigest(),
+                **found.scope._asdict(),
             )
-            numbers = {text[begin:end]: place for place, (begin, end) in enumerate(spans)}
+            numbers = {block: place for place, block in enumerate(found.blocks)}
             order = tuple([numbers[planned.block.text] for planned in plan.blocks])
         with self._lock:
-            self._orders.put(key, order, tenant)
+            self._orders.put(found.key, order, found.scope.tenant)
             if len(self._orders) > _MAX_ORDERS:
                 self._orders.evict()
         if list(order) == sorted(order):

@@ -227,7 +227,7 @@ def test_other_texts_stay(text: str, outcome: str | None) -> None:
 def test_the_plan_of_a_failed_request_is_abandoned(upstream: ScriptedUpstream, gateway_of: Make) -> None:
     gateway = gateway_of("http://127.0.0.1:1", reorder=("tags",))
     assert send(gateway, "POST", CHAT, body_of(FORMATS["tags"](NAMES))).status in (502, 503)
-    planner = gateway.gateway._office._reorderer.planner  # type: ignore[union-attr]
+    planner = gateway.gateway._office.reorderer.planner  # type: ignore[union-attr]
     wait_until(lambda: planner.stats().abandons, "the request ends after its answer")
     assert (planner.stats().abandons, planner.stats().commits) == (1, 0)
 
@@ -254,7 +254,7 @@ def test_unknown_formats_are_refused(name: str) -> None:
 
 
 def open_plans(gateway: GatewayServer) -> int:
-    reorderer = gateway.gateway._office._reorderer
+    reorderer = gateway.gateway._office.reorderer
     assert reorderer is not None
     return len(reorderer.planner._state.open_plans)
 
