@@ -13,6 +13,7 @@ from warmprefix_tools.caches.checkpoints import CheckpointCache, CheckpointLayou
 from warmprefix_tools.caches.hosted import HostedCache, MarksRefusedError
 from warmprefix_tools.caches.kv_blocks import KvSequence, PrefixCache, block_hashes
 from warmprefix_tools.caches.prompts import Admission, CacheUse, Mark, MarkedPrompt, SimulatedCache, UnitTokens
+from warmprefix_tools.caches.radix_tree import RadixTreeCache
 from warmprefix_tools.caches.simulated import is_hosted, serve, simulated_cache
 from warmprefix_tools.caches.slots import SlotCache
 
@@ -27,6 +28,7 @@ __all__ = [
     "MarkedPrompt",
     "MarksRefusedError",
     "PrefixCache",
+    "RadixTreeCache",
     "SimulatedCache",
     "SlotCache",
     "UnitTokens",

@@ -42,6 +42,8 @@ class MarkedPrompt:
     """Numbers of the parts that end a message of the user or of a tool; automatic marks stand there."""
     automatic: bool = True
     """False if the request turns the automatic mark off."""
+    priority: int | None = None
+    """For caches that evict by priority: prompts with a lower one leave first; None counts as 0."""
 
     def __post_init__(self) -> None:
         if not self.tokens:
