@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack
+from itertools import islice, repeat
 from typing import Any, get_args
 
 from langchain_core.callbacks import AsyncCallbackManagerForChainRun, CallbackManagerForChainRun
@@ -14,8 +18,9 @@ from langchain_core.prompts import (
     StringPromptTemplate,
     SystemMessagePromptTemplate,
 )
-from langchain_core.runnables import Runnable, RunnableConfig, RunnableSerializable
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableSerializable, ensure_config
 from pydantic import ConfigDict
+from typing_extensions import Self
 
 from warmprefix import Branch, ContextPlanner
 from warmprefix.annotate import Annotate
@@ -26,6 +31,9 @@ from warmprefix_langchain.plugin_options import ContextReuseOptions
 from warmprefix_requests.neighbours import PinRule
 
 __all__ = ["context_prompt", "context_reuse"]
+
+_MOST_WAITING = 32
+"""Inputs that wait, announced at one time: a plan considers no more."""
 
 StepInput = list[Document] | dict[str, Any]
 
@@ -96,10 +104,52 @@ class _ContextReuseStep(ContextReuseOptions, RunnableSerializable[StepInput, dic
     context_key: str
     history_key: str
 
-    def invoke(self, input: StepInput, config: RunnableConfig | None = None, **kwargs: Any) -> dict[str, Any]:  # noqa: A002
+    def batch(
+        self,
+        inputs: list[StepInput],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
+    ) -> list[dict[str, Any]]:
+        """Do the same as LangChain's `batch`; each input is arranged in view of those behind it."""
+        with _WaitingInputs(self, inputs, config) as waiting:
+            return super().batch(inputs, config, return_exceptions=return_exceptions, waiting=waiting, **kwargs)
+
+    async def abatch(
+        self,
+        inputs: list[StepInput],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
+    ) -> list[dict[str, Any]]:
+        """Do the same as LangChain's `abatch`; each input is arranged in view of those behind it."""
+        with _WaitingInputs(self, inputs, config) as waiting:
+            return await super().abatch(inputs, config, return_exceptions=return_exceptions, waiting=waiting, **kwargs)
+
+    def invoke(
+        self,
+        input: StepInput,  # noqa: A002
+        config: RunnableConfig | None = None,
+        *,
+        waiting: _WaitingInputs | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        if waiting is not None:
+            waiting.announce_next()
         return self._call_with_config(self._arrange, input, config)
 
-    async def ainvoke(self, input: StepInput, config: RunnableConfig | None = None, **kwargs: Any) -> dict[str, Any]:  # noqa: A002
+    async def ainvoke(
+        self,
+        input: StepInput,  # noqa: A002
+        config: RunnableConfig | None = None,
+        *,
+        waiting: _WaitingInputs | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        if waiting is not None:
+            waiting.announce_next()
         return await self._acall_with_config(self._aarrange, input, config)
 
     def _arrange(
@@ -125,6 +175,35 @@ class _ContextReuseStep(ContextReuseOptions, RunnableSerializable[StepInput, dic
         if isinstance(given, dict):
             return {**given, self.context_key: documents, NOTE_KEY: note}
         return {"documents": documents, self.context_key: documents, NOTE_KEY: note}
+
+
+class _WaitingInputs:
+    """The inputs of one batch, of which those next in line are announced. Ends with its block."""
+
+    def __init__(
+        self, step: _ContextReuseStep, inputs: Sequence[StepInput], config: RunnableConfig | list[RunnableConfig] | None
+    ) -> None:
+        configs = config if isinstance(config, list) else repeat(config)
+        self._inputs = zip(inputs, configs, strict=False)  # LangChain refuses lists of another length
+        self._step = step
+        self._lock = threading.Lock()
+        self._announced = ExitStack()
+
+    def announce_next(self) -> None:
+        """Announce the next input, if there is one."""
+        with self._lock:
+            for given, config in islice(self._inputs, 1):
+                documents: Any = given.get(self._step.context_key) if isinstance(given, dict) else given
+                self._announced.enter_context(self._step.announced(documents, ensure_config(config)))
+
+    def __enter__(self) -> Self:
+        for _ in range(_MOST_WAITING):
+            self.announce_next()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        with self._lock:
+            self._announced.close()
 
 
 def context_prompt(

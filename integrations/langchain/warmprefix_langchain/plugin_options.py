@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from langchain_core.chat_history import BaseChatMessageHistory
@@ -176,14 +177,31 @@ class ContextReuseOptions(BaseModel):
             return self.conversation
         return self.conversation({**config, "metadata": {**metadata_of(run), **(config.get("metadata") or {})}})
 
+    def announced(self, documents: Iterable[Document], config: RunnableConfig) -> AbstractContextManager[object]:
+        """Announce documents that are arranged later, so that calls before consider them; see `ContextPlanner.queued`.
+
+        Nothing is announced if their place in the prompt may be behind a history, or if that fails.
+        """
+        if self.placement == "tail" or not isinstance(documents, Sequence):  # an iterator can be read once only
+            return nullcontext()
+        try:
+            blocks = as_blocks(as_list(documents), self.shown_in, self.pinned)
+            scope = {"tenant": self._tenant(_sources(config)), "model": self.model, "preamble": self.preamble}
+            return self.planner.queued(blocks, **scope)
+        except Exception:  # the call itself reports what is wrong with its documents
+            return nullcontext()
+
+    def _tenant(self, sources: Sequence[Mapping[str, Any]]) -> str | None:
+        if self.tenant is not None:
+            return self.tenant
+        return next((str(name) for source in sources if (name := source.get("tenant")) is not None), None)
+
     def _planning(self, documents: Sequence[Document], config: RunnableConfig, run: object, earlier: Any) -> Any:
-        # The config's `configurable` comes first, then its metadata, then the metadata of the run itself.
-        sources = (config.get("configurable") or {}, config.get("metadata") or {}, metadata_of(run))
-        tenant = next((str(name) for source in sources if (name := source.get("tenant")) is not None), None)
+        sources = (*_sources(config), metadata_of(run))
         name = first_name(sources)
         options: dict[str, Any] = {
             "conversation": None if name is None else str(name),
-            "tenant": tenant if self.tenant is None else self.tenant,
+            "tenant": self._tenant(sources),
             "model": self.model,
             "preamble": self.preamble,
             "order_locked": self.order_locked,
@@ -210,6 +228,11 @@ class ContextReuseOptions(BaseModel):
                 "a prompt lacks a document that its reference names: a step cut it from the history, or never put it "
                 "there. From now on, all documents are sent in full."
             )
+
+
+def _sources(config: RunnableConfig) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return where a config names tenants and conversations; `configurable` comes first."""
+    return config.get("configurable") or {}, config.get("metadata") or {}
 
 
 def _unarranged(documents: Sequence[Document]) -> PromptDocuments:
