@@ -22,6 +22,15 @@ header has both. Nothing is written into the clone: by default the folder is `~/
 - `mtragun_turns`, `bfcl_turns`: conversations of several turns, about documents and with tools.
 - `apibench_references`, `cosqa_functions`: API references and Python functions.
 
+These were made to measure retention, and not looked at while it was made:
+
+- `go_blog_news`, `hadoop_tickets`, `taubench_memories`: posts, tickets, and an agent's notes of earlier tasks. Texts
+  arrive over time, and a question finds what came before it.
+- `werkzeug_code`, `stabletoolbench_search`: functions for the tests that run them, and descriptions of interfaces.
+- `policies_k3`, `covid_papers_k50`: 3 segments of privacy policies, and 50 short passages of papers.
+- `drcd_bursts`, `dstc11_turns`: all questions about a Chinese article in a row, and chats about hotels.
+- `scitldr_abstracts`, `seamonkey_tickets`: documents that are read once, so no two requests share a block.
+
 Where nothing is published, the retrieval is the demo's BM25; for the three other languages, the words are split here.
 Lengths are estimated from the bytes (but for `ragpulse_rag`). Ten conversations take turns.
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from typing import Any, TypeVar
 
-from trace_texts import Collection, Data, Line, Question, json_lines
+from trace_texts import Arrivals, Collection, Data, Documents, Line, Question, json_lines
 from warmprefix import ContextBlock
 from warmprefix_tools.retriever import Bm25Retriever
 
@@ -64,6 +64,13 @@ def own_section_lines(data: Data) -> Iterator[Line]:
     return numbered(_texts(contexts), contexts)
 
 
+def own_part_lines(documents: Documents) -> Iterator[Line]:
+    """Yield a request for each document of two parts or more, with all of its parts; no two requests overlap."""
+    contexts = [(Question(title, ""), list(dict.fromkeys(parts))) for title, parts in documents]
+    several = [context for context in contexts if len(context[1]) > 1]
+    return numbered(_texts(several), several)
+
+
 def service_result_lines(data: Data) -> Iterator[Line]:
     """Yield the turns in which a service returned two records or more, in the service's order."""
     dialogues = [dialogue for file in data for dialogue in json.loads(file)]
@@ -104,6 +111,27 @@ def searched(
             streams.setdefault((number, question.conversation), []).append((question, context))
     texts_of_all = (text for collection in collections for text in collection.texts)
     return numbered(texts_of_all, list(taking_turns(list(streams.values())))[:most])
+
+
+def searched_over_time(arrivals: Arrivals, k: int, latest: int | None = None) -> Iterator[Line]:
+    """Return the blocks and the requests; a question finds `k` texts or fewer that came before it.
+
+    Args:
+        latest: Only this many of the texts before it are searched.
+    """
+    texts = [text for text in arrivals if isinstance(text, str)]
+    retriever = Bm25Retriever([ContextBlock(text, id=place) for place, text in enumerate(texts)])
+    contexts: list[Context] = []
+    came = 0
+    for arrival in arrivals:
+        if isinstance(arrival, str):
+            came += 1
+            continue
+        since = 0 if latest is None else came - latest
+        found = (int(block.id or 0) for block in retriever.retrieve(arrival.query, len(texts)))
+        own = dict.fromkeys(texts[place] for place in found if since <= place < came)
+        contexts.append((arrival, [*islice(own, k)]))
+    return numbered(texts, [context for context in contexts if context[1]][:MAX_REQUESTS])
 
 
 def respelled(text: str, words: Words | None) -> str:

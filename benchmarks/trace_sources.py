@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import trace_texts
@@ -10,9 +11,11 @@ from trace_lines import (
     MAX_REQUESTS,
     Words,
     character_pairs,
+    own_part_lines,
     own_section_lines,
     ragpulse_lines,
     searched,
+    searched_over_time,
     service_result_lines,
     spaced_words,
     tool_list_lines,
@@ -71,6 +74,14 @@ def _files(folder: str, sums: Mapping[str, str]) -> tuple[File, ...]:
     return tuple(File(f"{folder}/{name}", sha256) for name, sha256 in sums.items())
 
 
+def _listed_files(name: str) -> tuple[File, ...]:
+    """Return the files that `sums/NAME.sha256` lists: its first line is `# owner/name/commit`."""
+    text = (Path(__file__).parent / "sums" / f"{name}.sha256").read_text(encoding="utf-8")
+    folder, *lines = text.splitlines()
+    pairs = (line.split(maxsplit=1) for line in lines)
+    return tuple(File(f"{folder.removeprefix('# ')}/{path}", sha256) for sha256, path in pairs)
+
+
 _TOOL_TURNS = _files(
     f"{_GORILLA}/berkeley-function-call-leaderboard/bfcl_eval/data",
     {"BFCL_v4_multi_turn_base.json": "1a21a995d06fd6f20ba55de7bced30ef953ec35e998f502ec2ecf4d66ef1c43a"},
@@ -111,6 +122,8 @@ _CHATS = _files(
     "snap-research/locomo/e76cdff4a04fce19090596d49862fe87a5c15aaa/data",
     {"locomo10.zip": "5c342973da4b45c12583c9fc7594d6410880f5aba2c491a0db09db262c906fb5"},
 )
+_BUGS = "av9ash/gitbugs/eadf2d6794990a1aaa26d0ae15391f29f8969301"
+_BUGS_ORIGIN = "github.com/av9ash/gitbugs at eadf2d6"
 _ABSTRACTS = _files(
     "pubmedqa/pubmedqa/1cbae8e92f72f20c8d3747cbb3bf5bc53554d997/data",
     {"ori_pqal.json": "8b3276be8942ebbd77f3ddcda12c1749bf0e490045a736fd8438ee40cf37a41d"},
@@ -359,6 +372,142 @@ SOURCES: Mapping[str, Source] = {
                 },
             ),
             service_result_lines,
+        ),
+        Source(
+            "go_blog_news",
+            "github.com/golang/website at b02076a, _content/blog, posts since 2018 (sums/go_blog.sha256)",
+            "CC BY 4.0",
+            f"{_BM25}, among the latest 500 blocks",
+            10,
+            _listed_files("go_blog"),
+            lambda data: searched_over_time(trace_texts.posts(data), 10, latest=500),
+        ),
+        Source(
+            "hadoop_tickets",
+            f"{_BUGS_ORIGIN}, hadoop/hadoop_bugs.csv",
+            "CC BY 4.0",
+            f"{_BM25}, among earlier tickets",
+            10,
+            _files(
+                f"{_BUGS}/hadoop",
+                {"hadoop_bugs.csv": "a04ac6238c39afaf97b9ffb2a416c1318dd85672a31e9a6dd74f64e199b77358"},
+            ),
+            lambda data: searched_over_time(trace_texts.tickets(data), 10),
+        ),
+        Source(
+            "seamonkey_tickets",
+            f"{_BUGS_ORIGIN}, seamonkey/SeaMonkey_bugs.csv",
+            "CC BY 4.0",
+            "none: each ticket is read once",
+            15,
+            _files(
+                f"{_BUGS}/seamonkey",
+                {"SeaMonkey_bugs.csv": "6e8cc0424fb5b7773dab5a843df34b832afcfc94fd4e9cc5e7df82cc1456dad7"},
+            ),
+            lambda data: own_part_lines(trace_texts.ticket_paragraphs(data)),
+        ),
+        Source(
+            "scitldr_abstracts",
+            "github.com/allenai/scitldr at 5ccad9c, SciTLDR-A, test and dev",
+            "Apache-2.0",
+            "none: each abstract is read once",
+            15,
+            _files(
+                "allenai/scitldr/5ccad9c00a60ad75c9e04abf7f27d0f53f983b20/SciTLDR-Data/SciTLDR-A",
+                {
+                    "test.jsonl": "fb42dd6cd4f4a1928ae8a01a189456fbfe994a07e938bd49f68653933f6503c9",
+                    "dev.jsonl": "3191fa98ccc09521332b7a1cd63b1930be4e8df125a235ccd31e40329709525e",
+                },
+            ),
+            lambda data: own_part_lines(trace_texts.abstract_sentences(data)),
+        ),
+        Source(
+            "taubench_memories",
+            "github.com/sierra-research/tau-bench at 59a200c, tau_bench/envs/retail/tasks_train.py",
+            "MIT",
+            f"{_BM25}, among earlier notes",
+            20,
+            _files(
+                "sierra-research/tau-bench/59a200c6d575d595120f1cb70fea53cef0632f6b/tau_bench/envs/retail",
+                {"tasks_train.py": "30880ce4e8d524dd0fdd18c1d3a5713551fc8638e82673de3e0fd1ab70046c6f"},
+            ),
+            lambda data: searched_over_time(trace_texts.memories(data), 20),
+        ),
+        _searched(
+            "policies_k3",
+            "github.com/wasiahmad/PolicyQA at 775538b, data, dev and test",
+            "MIT",
+            3,
+            _files(
+                "wasiahmad/PolicyQA/775538bc6d932e9d0dd16975d4373659cf8964fe/data",
+                {
+                    "dev.json": "5ced8cbe6617c132999a57b3ab910fc242501357fc99cbc5a1802f0a1b9ce4bf",
+                    "test.json": "92929068b7dffa1843f81d661f23da86a64f4a35ffae59fa8d78878277ab9a7f",
+                },
+            ),
+            trace_texts.policies,
+        ),
+        _searched(
+            "covid_papers_k50",
+            "github.com/deepset-ai/COVID-QA at fb2eb5e, data/question-answering/200423_covidQA.json",
+            "Apache-2.0; the papers are open access, under licences of their own",
+            50,
+            _files(
+                "deepset-ai/COVID-QA/fb2eb5e249618457e5359806601086c635c8eb8f/data/question-answering",
+                {"200423_covidQA.json": "ab310b4e39f726e087c8fa3d1787c73771dacddc584977204ebe3cc889ee1264"},
+            ),
+            trace_texts.papers,
+        ),
+        _searched(
+            "drcd_bursts",
+            "github.com/DRCKnowledgeTeam/DRCD at b944790, DRCD_dev.json (Chinese)",
+            "CC BY-SA 3.0",
+            10,
+            _files(
+                "DRCKnowledgeTeam/DRCD/b944790de5af02c5fbb7cd9cb1473d27d169eebf",
+                {"DRCD_dev.json": "e236df03861ba241bd7b29628cd48b3b8e339c60137e041a4358b5320ed61928"},
+            ),
+            trace_texts.squad,
+        ),
+        _searched(
+            "dstc11_turns",
+            "github.com/alexa/dstc11-track5 at 1419e96, data/knowledge.json and data/val/logs.json",
+            "CDLA-Sharing-1.0",
+            10,
+            _files(
+                "alexa/dstc11-track5/1419e96d613870703399309c46c7e33cba558199/data",
+                {
+                    "knowledge.json": "a7e024a7d249b75f79fe85aed073cd79648b965ff30166fec420288703f38b99",
+                    "val/logs.json": "69aea58e787171e4681c0d80359967806fd63a04ffd8b0b20eb13bfb1df77bdc",
+                },
+            ),
+            trace_texts.hotel_chats,
+        ),
+        _searched(
+            "stabletoolbench_search",
+            "github.com/THUNLP-MT/StableToolBench at aa4ed9f, solvable_queries/test_instruction",
+            "Apache-2.0",
+            10,
+            _files(
+                "THUNLP-MT/StableToolBench/aa4ed9f4737ad98bd706663f01d63623c3427812/solvable_queries/test_instruction",
+                {
+                    "G1_category.json": "123cb9073c8b6e6473df91c8a51170277087e1c263eba2eb6077170edbe849c3",
+                    "G1_instruction.json": "500aa0105ed451538448f6ea04f10661536b013f3e1a293840fe401688160e7c",
+                    "G1_tool.json": "05d0c180bbec9d060fd267cc79399bda05beddd0a6d0de68b5488926a9029a1a",
+                    "G2_category.json": "71e18112f7940934f159d623b1c2b4740b1b4dc58a0b596c63b8151abbf8267e",
+                    "G2_instruction.json": "82d569cd0fc8fc742a15a3011fb5cd6a8b11e0a5b344c884602347439f43cad7",
+                    "G3_instruction.json": "f923d1a9452646bd1a415b266117d90675d0f8fc04cf014db58d3cd78c25634f",
+                },
+            ),
+            trace_texts.tool_search,
+        ),
+        _searched(
+            "werkzeug_code",
+            "github.com/pallets/werkzeug at 1b00618, modules and tests (sums/werkzeug.sha256)",
+            "BSD-3-Clause",
+            10,
+            _listed_files("werkzeug"),
+            trace_texts.tested_code,
         ),
     )
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import csv
 import io
 import json
@@ -9,12 +10,18 @@ import random
 import re
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from itertools import islice
 from typing import Any, NamedTuple
 
 _MEETING_BLOCK_BYTES = 2_800
 _CORPUS_BLOCK_BYTES = 3_200
 _PROBLEMS = 2_500
+_POST_BLOCK_BYTES = 1_000
+_PAPER_BLOCK_BYTES = 640
+_TICKET_BYTES = 1_200
+_QUESTIONS_PER_POST = 8
+_CHATS = 600
 
 Line = Mapping[str, Any]
 Data = Sequence[bytes]
@@ -35,6 +42,12 @@ class Collection(NamedTuple):
 
     texts: Sequence[str]
     questions: Sequence[Question]
+
+
+Arrivals = Sequence["str | Question"]
+"""Texts and questions by time; a question searches the texts that came before it."""
+Documents = Sequence[tuple[str, Sequence[str]]]
+"""Titles of documents, and their parts."""
 
 
 def json_lines(file: bytes) -> Iterator[Any]:
@@ -145,6 +158,103 @@ def worked_problems(data: Data) -> list[Collection]:
     return [Collection(texts, alone([problem["question"] for problem in test]))]
 
 
+def shuffled(collection: Collection) -> Collection:
+    """Return the questions in random order: their files are sorted by subject."""
+    questions = list(collection.questions)
+    random.Random(0).shuffle(questions)
+    return Collection(collection.texts, questions)
+
+
+def policies(data: Data) -> list[Collection]:
+    """Return the segments of all privacy policies; the questions are in random order."""
+    return [shuffled(*squad(data))]
+
+
+def papers(data: Data) -> list[Collection]:
+    """Return blocks of about 160 tokens of all papers; the questions are in random order."""
+    paragraphs = squad_paragraphs(data)
+    texts = [
+        text
+        for paragraph in paragraphs
+        for text in filled(re.split(r"(?<=[.!?]\s)", paragraph["context"]), _PAPER_BLOCK_BYTES)
+    ]
+    questions = [asked["question"] for paragraph in paragraphs for asked in paragraph["qas"]]
+    return [shuffled(Collection(texts, alone(questions)))]
+
+
+# -- texts that arrive over time ---------------------------------------------------------------------------------------
+
+
+def posts(data: Data) -> Arrivals:
+    """Return the posts by date; the first sentence of each of a post's first blocks is asked when it appears."""
+    arrivals: list[str | Question] = []
+    for file in sorted(data, key=_post_date):
+        _, head, body = file.decode().split("---\n", 2)
+        title = re.findall(r"^title: *(.*)$", head, re.MULTILINE)[0].strip("\"'")
+        blocks = [f"{title}\n{block.strip()}" for block in filled(re.split(r"(?<=\n)\n+", body), _POST_BLOCK_BYTES)]
+        arrivals += blocks
+        for block in blocks[:_QUESTIONS_PER_POST]:
+            arrivals += alone([re.split(r"(?<=[.!?:])\s", block.partition("\n")[2].strip("# \n"))[0]])
+    return arrivals
+
+
+def _post_date(file: bytes) -> str:
+    date: bytes = re.findall(rb"^date: *([0-9-]+)", file, re.MULTILINE)[0]
+    return date.decode()
+
+
+def tickets(data: Data) -> Arrivals:
+    """Return the tickets by date; each searches those before it, then it is one of them."""
+    (file,) = data
+    arrivals: list[str | Question] = []
+    for ticket in sorted(csv_rows(file), key=lambda ticket: datetime.strptime(ticket["Created"], "%d/%b/%y %H:%M")):
+        arrivals += alone([ticket["Summary"]])
+        text = f"{ticket['Summary']}\n{ticket['Resolution']}\n{ticket['Description']}"
+        arrivals.append(text.encode()[:_TICKET_BYTES].decode(errors="ignore"))
+    return arrivals
+
+
+def memories(data: Data) -> Arrivals:
+    """Return an agent's tasks in their order; each searches the notes of earlier tasks, then adds its own.
+
+    A note is a sentence of the instruction, or a call of a tool.
+    """
+    (file,) = data
+    arrivals: list[str | Question] = []
+    users: dict[str, int] = {}
+    for call in ast.walk(ast.parse(file)):
+        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "Task"):
+            continue
+        task = {argument.arg: argument.value for argument in call.keywords}
+        user, instruction = ast.literal_eval(task["user_id"]), ast.literal_eval(task["instruction"])
+        arrivals.append(Question(instruction, f"{user} {instruction}", users.setdefault(user, len(users))))
+        arrivals += [f"{user}: {sentence}" for sentence in re.split(r"(?<=[.;])\s+", instruction) if sentence]
+        arrivals += [f"{user}: {action}" for action in map(_tool_call, ast.iter_child_nodes(task["actions"])) if action]
+    return arrivals
+
+
+def _tool_call(action: ast.AST) -> str:
+    if not isinstance(action, ast.Call):
+        return ""
+    name, arguments = (ast.literal_eval(argument.value) for argument in action.keywords[:2])
+    return f"{name} {json.dumps(arguments)}"
+
+
+# -- documents without questions ---------------------------------------------------------------------------------------
+
+
+def abstract_sentences(data: Data) -> Documents:
+    return [(paper["title"], paper["source"]) for file in data for paper in json_lines(file)]
+
+
+def ticket_paragraphs(data: Data) -> Documents:
+    (file,) = data
+    return [
+        (ticket["Summary"], [f"{ticket['Issue id']}: {part}" for part in re.split(r"\n\s*\n", ticket["Description"])])
+        for ticket in csv_rows(file)
+    ]
+
+
 # -- memories and meetings ---------------------------------------------------------------------------------------------
 
 
@@ -224,6 +334,28 @@ def support_chats(data: Data) -> list[Collection]:
     return [Collection([passage["text"] for task in tasks for passage in task["contexts"]], questions)]
 
 
+def hotel_chats(data: Data) -> list[Collection]:
+    """Return the reviews and answers of all places; each turn of a user searches with this turn and the one before.
+
+    A chat that continues another one is left out.
+    """
+    places, logged = map(json.loads, data)
+    texts: list[str] = []
+    for place in (place for kind in places.values() for place in kind.values()):
+        for review in place.get("reviews", {}).values():
+            said = " ".join(review["sentences"].values())
+            texts += [f"{place['name']}, {review.get('traveler_type', '')}: {said}"]
+        texts += [f"{place['name']}: {asked['question']} {asked['answer']}" for asked in place["faqs"].values()]
+    chats = dict.fromkeys(tuple(turn["text"] for turn in chat if turn["speaker"] == "U") for chat in logged)
+    begun = {turns[:number] for turns in chats for number in range(len(turns))}
+    questions = [
+        Question(turn, f"{before} {turn}", number)
+        for number, turns in enumerate(islice((turns for turns in chats if turns not in begun), _CHATS))
+        for before, turn in zip(("", *turns), turns, strict=False)
+    ]
+    return [Collection(texts, questions)]
+
+
 # -- tools and code ----------------------------------------------------------------------------------------------------
 
 
@@ -251,3 +383,38 @@ def functions(data: Data) -> list[Collection]:
     """Return all functions of the code base, and what users typed into a search engine."""
     code, *asked = data
     return [Collection(list(json.loads(code)), alone([query["doc"] for file in asked for query in json.loads(file)]))]
+
+
+def tool_search(data: Data) -> list[Collection]:
+    """Return all interfaces that the tasks list, without their examples; the tasks are in random order."""
+    tasks = [task for file in data for task in json.loads(file)]
+    texts = [
+        json.dumps({name: value for name, value in tool.items() if name != "template_response"})
+        for task in tasks
+        for tool in task["api_list"]
+    ]
+    return [shuffled(Collection(texts, alone([task["query"] for task in tasks])))]
+
+
+def tested_code(data: Data) -> list[Collection]:
+    """Return all functions of a package; each of its tests searches for the code that it runs.
+
+    There is one collection for each module of tests, all with the same texts.
+    """
+    modules = [file.decode() for file in data]
+    parsed = [[*defined(module)] for module in modules]
+    tests = [[text for name, text in module if name.startswith("test_")] for module in parsed]
+    code = [text for module, tested in zip(parsed, tests, strict=True) if not tested for _, text in module]
+    return [Collection(code, alone(questions)) for questions in tests if questions]
+
+
+def defined(module: str) -> Iterator[tuple[str, str]]:
+    """Yield the name and the text of each function of a module and of its classes; of a method, with its class."""
+    lines = module.splitlines()
+    tree = ast.parse(module)
+    scopes: list[ast.Module | ast.ClassDef] = [tree, *(node for node in tree.body if isinstance(node, ast.ClassDef))]
+    for scope in scopes:
+        prefix = f"class {scope.name}:\n" if isinstance(scope, ast.ClassDef) else ""
+        for node in scope.body:
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                yield node.name, prefix + "\n".join(lines[node.lineno - 1 : node.end_lineno])

@@ -18,9 +18,9 @@ import pytest
 import fetch_traces
 import plugin_hit_ratio
 from fetch_traces import FetchError, make
-from trace_lines import searched
+from trace_lines import searched, searched_over_time
 from trace_sources import SOURCES, File, Source
-from trace_texts import Collection, Question, filled
+from trace_texts import Collection, Question, defined, filled, posts
 from traces import files
 from warmprefix_tools.traces.reader import read_trace
 
@@ -88,6 +88,61 @@ def dialogues(*results: list[str]) -> bytes:
         turns.append({"speaker": "SYSTEM", "utterance": "Done.", "frames": [{"service_results": records}]})
     return json.dumps([{"turns": turns}]).encode()
 
+
+def post(day: int, title: str, *paragraphs: str) -> bytes:
+    head = f"---\ntitle: {title}\ndate: 2020-01-{day:02}\nby:\n- Ann\n---\n\n"
+    return (head + "\n\n".join(paragraphs) + "\n").encode()
+
+
+def listed(name: str) -> list[str]:
+    """Return the paths in the repository of the files that a list of sums names."""
+    return [inside(file.path) for file in SOURCES[name].files]
+
+
+def inside(path: str) -> str:
+    """Return the path in the repository, without its owner, name and commit."""
+    return path.split("/", 3)[3]
+
+
+def tool(name: str) -> object:
+    return {"tool_name": name, "api_name": "get", "template_response": {"price": "int"}}
+
+
+TASKS = """
+from tau_bench.types import Action, Task
+
+TASKS_TRAIN = [
+    Task(
+        annotator="synthetic",
+        user_id="ann_1",
+        instruction="You are polite. Return the kettle; Wall Clock; ",
+        actions=[Action(name="return_items", kwargs={"order_id": "#W1", "item_ids": ["7"]})],
+        outputs=[],
+    ),
+    Task(user_id="ben_2", instruction="Cancel the order.", actions=[], outputs=[]),
+    Task(user_id="ann_1", instruction="You want a new kettle.", actions=[], outputs=[]),
+]
+"""
+PLACES = {
+    "hotel": {
+        "0": {
+            "name": "PARK HOTEL",
+            "reviews": {"0": {"traveler_type": "Couples", "sentences": {"0": "Clean rooms.", "1": "Bad food."}}},
+            "faqs": {"0": {"question": "Are pets welcome?", "answer": "No."}},
+        }
+    },
+    "restaurant": {"7": {"name": "Roma", "faqs": {"0": {"question": "Is there parking?", "answer": "Yes."}}}},
+}
+TICKETS = """Summary,Issue id,Status,Priority,Resolution,Created,Resolved,Affects Version/s,Description
+Third build fails,3,Open,Major,,02/Feb/21 10:00,,3.0,"It fails.\n\nSee the log."
+First build fails,1,Closed,Major,Fixed,30/Jan/21 17:20,,3.0,Late on Friday
+Logs of the build,2,Closed,Major,Duplicate,31/Jan/21 09:00,,3.0,
+"""
+BUGS = """Summary,Issue id,Created,Description
+Tabs hang,17,2020-01-02 17:14:21+00:00,"Steps:\n\nOpen a tab.\n \nWait."
+Tabs hang again,18,2020-01-03 17:14:21+00:00,"Steps:\n\nOpen two tabs."
+Icons,19,2020-01-04 17:14:21+00:00,One part
+"""
 
 # These have the form of the real files, by their path in the repository.
 FILES = {
@@ -192,12 +247,39 @@ FILES = {
     "test/dialogues_001.json": dialogues(["Park Hotel", "Sea Hotel"], ["Sea Hotel", "City Hotel"]),
     "test/dialogues_003.json": dialogues(["Park Hotel"]),
     "test/dialogues_020.json": dialogues(["City Hotel", "Park Hotel"]),
+    **{
+        path: post(1 + i % 28, f"Post {i}", f"## Modules {i}\n", "Modules came.")
+        for i, path in enumerate(listed("go_blog_news"))
+    },
+    **{
+        path: f"# {path}\nclass Map:\n    def bind(self): ...\n\ndef redirect(): ...\n".encode()
+        for path in listed("werkzeug_code")
+    },
+    "tests/test_routing.py": b"import pytest\n\ndef test_bind():\n    Map().bind()\n\ndef helper(): ...\n",
+    "hadoop/hadoop_bugs.csv": TICKETS.encode(),
+    "seamonkey/SeaMonkey_bugs.csv": BUGS.encode(),
+    "SciTLDR-Data/SciTLDR-A/test.jsonl": lines({"title": "Learning", "source": ["Nets learn.", "Slowly."]}),
+    "SciTLDR-Data/SciTLDR-A/dev.jsonl": lines({"title": "Sleep", "source": ["Nets sleep.", "Rarely."]}),
+    "tau_bench/envs/retail/tasks_train.py": TASKS.encode(),
+    "data/dev.json": squad([SKY]),
+    "data/test.json": squad([{"context": "We share emails.", "qas": [asked("Do they share emails?", "We")]}]),
+    "data/question-answering/200423_covidQA.json": squad([SKY]),
+    "DRCD_dev.json": squad([{"context": "大海很深。", "qas": [asked("大海多深?", "很深")]}]),
+    "data/knowledge.json": json.dumps(PLACES).encode(),
+    "data/val/logs.json": json.dumps(
+        [
+            [message("U", "A clean hotel?"), message("S", "Yes."), message("U", "And the food?")],
+            [message("U", "A clean hotel?")],
+            [message("U", "Is there parking?")],
+        ]
+    ).encode(),
+    **{
+        f"solvable_queries/test_instruction/{name}.json": json.dumps(
+            [{"query": f"Use tool {name}", "api_list": [tool(name), tool("weather")]}]
+        ).encode()
+        for name in ("G1_category", "G1_instruction", "G1_tool", "G2_category", "G2_instruction", "G3_instruction")
+    },
 }
-
-
-def inside(path: str) -> str:
-    """Return the path in the repository, without its owner, name and commit."""
-    return path.split("/", 3)[3]
 
 
 class Host:
@@ -305,6 +387,43 @@ def test_a_turn_also_searches_with_the_turn_before_it(host: Host, tmp_path: Path
     found = [(request.conversation, request.turn, request.blocks) for request in trace.requests]
     assert found == [(0, 1, (0,)), (1, 1, (1,)), (0, 2, (0,))]
     assert [request.query_tokens for request in trace.requests] == [4, 8, 2]
+
+
+def test_a_chat_that_continues_another_one_counts_once(host: Host, tmp_path: Path) -> None:
+    trace = read_trace(make(small("dstc11_turns"), tmp_path, host.url))
+    assert [(request.conversation, request.blocks[0]) for request in trace.requests] == [(0, 0), (1, 2), (0, 0)]
+
+
+def test_a_question_finds_what_came_before_it_only(host: Host, tmp_path: Path) -> None:
+    tickets = read_trace(make(small("hadoop_tickets"), tmp_path, host.url))
+    assert [request.blocks for request in tickets.requests] == [(0,), (0, 1)], "the first one finds nothing"
+    memories = read_trace(make(small("taubench_memories"), tmp_path, host.url))
+    assert [request.conversation for request in memories.requests] == [1, 0]
+    assert memories.requests[0].blocks == (3,), "an order, in Ann's tool call"
+    assert set(memories.requests[1].blocks) == {0, 1, 2, 3}, "Ann's notes, and not those of this task"
+    arrivals = [*"xyz", Question("y", "y"), "y", Question("x", "x"), "x", Question("x", "x")]
+    found = searched_over_time(arrivals, 5, latest=2)
+    assert [line["blocks"] for line in found if "request" in line] == [[1], [0]]
+
+
+def test_posts_come_by_date_with_their_questions(host: Host, tmp_path: Path) -> None:
+    files = [post(2, "Later", "Go has modules. More."), post(1, "Sooner", "## Go tools\n", "Text")]
+    title_and_text = ["Sooner\n## Go tools\nText", "Go tools\nText", "Later\nGo has modules. More.", "Go has modules."]
+    assert [each if isinstance(each, str) else each.text for each in posts(files)] == title_and_text
+
+
+def test_documents_that_are_read_once_share_nothing(host: Host, tmp_path: Path) -> None:
+    for name, blocks in (("seamonkey_tickets", [(0, 1, 2), (3, 4)]), ("scitldr_abstracts", [(0, 1), (2, 3)])):
+        trace = read_trace(make(small(name), tmp_path, host.url))
+        assert [request.blocks for request in trace.requests] == blocks
+
+
+def test_a_test_searches_for_the_code_that_it_runs(host: Host, tmp_path: Path) -> None:
+    trace = read_trace(make(small("werkzeug_code"), tmp_path, host.url))
+    assert [request.blocks[0] for request in trace.requests] == [1], (
+        "a method stands behind the functions of its module"
+    )
+    assert [name for name, _ in defined("class A:\n    async def b(self): ...\n\ndef c(): ...\n")] == ["c", "b"]
 
 
 def test_blocks_are_filled_with_whole_parts() -> None:
