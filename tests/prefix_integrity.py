@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import TypeVar
 
-from warmprefix.prefix.tree import PrefixTree, TreeNode, ring
+from warmprefix.prefix.eviction import TreeNode
+from warmprefix.prefix.tree import PrefixTree
 
 K = TypeVar("K", bound=Hashable)
 
 
 def check_integrity(tree: PrefixTree[K]) -> None:
     """Raise AssertionError unless all structural invariants hold. O(nodes)."""
-    age = {id(node): position for position, node in enumerate(ring(tree._root))}
+    age = {id(node): position for position, node in enumerate(tree.order)}
     nodes = blocks = resident_tokens = 0
     stack: list[tuple[TreeNode[K], frozenset[K]]] = [(tree._root, frozenset())]
     while stack:

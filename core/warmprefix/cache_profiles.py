@@ -122,6 +122,9 @@ class CacheProfile:
     """Price of a token from the cache, relative to an uncached one; 0 where time is the only price."""
     write_prices: tuple[float, ...] = (1.0,)
     """Price of a token that is written to the cache, relative to an uncached one; with marks one per lifetime."""
+    eviction: Literal["lru", "priority"] = "lru"
+    """What leaves a full cache first: what was used least recently, or of that what has the lowest priority. Each
+    request states one, and what several requests share has the highest of theirs."""
     token_price: float | None = None
     """Dollars for an uncached token, as `warmprefix_requests.prices` reads it; None without a table of prices."""
     isolation: Literal["cache_salt", "prompt_cache_key"] | None = None
@@ -204,6 +207,13 @@ _BUILT_IN = (
         isolation="cache_salt",
         as_of="2026-11-23",
         source="SGLang 0.5.23 with recurrent layers and --mamba-radix-cache-strategy extra_buffer: its own prefix tree",
+    ),
+    CacheProfile(
+        "priority-eviction",
+        eviction="priority",
+        isolation="cache_salt",
+        as_of="2026-11-26",
+        source="SGLang 0.5.23 with --radix-eviction-policy priority and --enable-priority-scheduling",
     ),
     CacheProfile(
         "anthropic",

@@ -11,7 +11,16 @@ from warmprefix.annotate import Annotation, Templates
 from warmprefix.blocks import ContextBlock
 from warmprefix.stores import Branch, TurnRecord
 
-__all__ = ["ContextPlan", "Placement", "PlannedBlock", "Reference", "Scope", "tenant_salt"]
+__all__ = [
+    "ContextPlan",
+    "Placement",
+    "PlannedBlock",
+    "Reference",
+    "Retention",
+    "Scope",
+    "Touch",
+    "tenant_salt",
+]
 
 Placement = Literal["head", "tail"]
 """Where the context stands in the prompt: before the history, or after it."""
@@ -26,6 +35,30 @@ class Scope(NamedTuple):
     """Name of the model; None if the caller gave none."""
     preamble: bytes | None
     """Fingerprint of the text in front of the context, such as the system prompt."""
+
+
+class Retention(NamedTuple):
+    """What the engine should keep longer than its LRU would, by the number of its requests, not by time."""
+
+    blocks: int = 0
+    """Number of the plan's first blocks that deserve it."""
+    priority: int = 0
+    """Requests of age that they deserve beyond the plan's own."""
+
+
+class Touch(NamedTuple):
+    """The beginning of an earlier plan, to be sent to the engine with one token of output, so that it is kept."""
+
+    scope: Scope
+    """The scope of the plan."""
+    plan_id: str
+    """The latest committed plan that begins so."""
+    blocks: int
+    """Number of the plan's first blocks to send."""
+    tokens: int
+    """Tokens of these blocks."""
+    priority: int
+    """Requests of age that they deserve; 0 for an engine that takes no priorities."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +140,8 @@ class ContextPlan:
     """What the prompt shows of the relevance order."""
     note_tokens: int = 0
     """Tokens of the labels and notes in its text, counted or estimated."""
+    retention: Retention | None = None
+    """What the engine should keep longer; None for an engine that takes no priorities, or as long as none pays."""
     order_annotation: str | None = None
     """The note that names the most relevant blocks; None if the order needs none, or `annotation` has none."""
     branch: Branch | None = None

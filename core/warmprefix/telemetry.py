@@ -134,10 +134,16 @@ class PlannerStats:
     """Of the store calls made by `plan`, `commit`, `abandon` and their async twins."""
     unsettled_conversations: int = 0
     """Those that the store must forget, because it failed; until then all of their blocks are sent."""
+    touches: int = 0
+    """Requests of one token that kept a path in the engine's cache."""
+    touch_tokens: int = 0
+    """Tokens that the engine has computed for them, as it reports."""
     queued_requests: int = 0
     """Announced requests that are not planned yet."""
     open_plans: int = 0
     scopes: int = 0
+    retaining_scopes: int = 0
+    """Scopes whose ghosts show that touches pay."""
     tree_nodes: int = 0
     disabled_scopes: int = 0
     prediction_error_mean: float = 0.0

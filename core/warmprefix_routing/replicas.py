@@ -464,7 +464,7 @@ class _ServedOrders(ReuseTree):
             size = _NODE * self.nodes + _BLOCK * self.blocks
             if size <= self._max_bytes:
                 return size
-            self._pop_last_block(self._root.younger)
+            self._pop_last_block(self.order.next_leaf())
         return 0
 
 

@@ -98,6 +98,8 @@ METRICS = (
     _gauge("prediction_error_p95_tokens", "{token}", "95th percentile of that error.", "prediction_error_p95"),
     _gauge("residency_confidence_ratio", "1", _CONFIDENCE, "residency_confidence"),
     _counter("stale_paths", "{path}", "Paths held shorter by the engine than predicted; the rest counts as evicted."),
+    _counter("touches", "{request}", "Requests of one token that kept a path in the engine's cache."),
+    _counter("touch_tokens", "{token}", "Tokens that the engine has computed for these requests, as it reports."),
     # -- degradation
     Metric(
         "counter", "fallbacks", "{fallback}", "Requests that went on without a failed or disabled part.", "", _REASONS
@@ -108,6 +110,7 @@ METRICS = (
     _counter("shared_orders", "{order}", "Orders learned from other planners."),
     _counter("published_orders", "{order}", "Orders that other planners can learn."),
     _gauge("scopes", "{scope}", "Scopes (tenant, model, preamble) with learned state."),
+    _gauge("retaining_scopes", "{scope}", "Scopes whose ghosts show that touches pay."),
     _gauge("tree_nodes", "{node}", "Nodes of all prefix trees."),
     _gauge("capacity_tokens", "{token}", _CAPACITY),
     # -- the feed of KV events

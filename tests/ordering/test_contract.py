@@ -25,7 +25,7 @@ from warmprefix.ordering import (
     ServedBlock,
     SortedPolicy,
 )
-from warmprefix.prefix.tree import PrefixTree, ring
+from warmprefix.prefix.tree import PrefixTree
 from warmprefix_baselines import POLICIES, OraclePolicy
 
 policies = pytest.mark.parametrize("policy", [pytest.param(make, id=name) for name, make in POLICIES.items()])
@@ -108,7 +108,7 @@ def test_order_finds_at_least_as_much_as_relevance_order(
 
 def snapshot(tree: PrefixTree[bytes]) -> list[tuple[int, list[bytes], list[int], bool]]:
     """Return all nodes, the next to be evicted first."""
-    return [(id(n), list(n.keys), list(n.tokens), n.resident) for n in ring(tree._root)]
+    return [(id(n), list(n.keys), list(n.tokens), n.resident) for n in tree.order]
 
 
 @policies

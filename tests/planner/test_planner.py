@@ -358,7 +358,7 @@ def test_a_plan_can_be_abandoned_in_the_middle_of_another_call(where: str) -> No
     assert (planner.stats().abandons, planner.stats().open_plans) == (1, 1)
 
 
-@pytest.mark.parametrize("step", ["insert", "_touch", "_fit"])
+@pytest.mark.parametrize("step", ["insert", "_use", "_fit"])
 def test_an_interrupt_while_learning_costs_only_the_learned_state(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

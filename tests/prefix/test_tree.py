@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.prefix_integrity import check_integrity
 
 import warmprefix.prefix.tree
-from warmprefix.prefix import tree as nodes
+from warmprefix.prefix.eviction import TreeNode
 from warmprefix.prefix.tree import SEARCH_BUDGET, PrefixMatch, PrefixTree
 from warmprefix_baselines.policies import greedy_path
 
@@ -359,7 +359,7 @@ def test_search_keeps_to_its_budget_if_no_subtree_can_be_skipped(monkeypatch: py
         tree.insert([*order, 100], [1] * 7 + [1_000])
     keys = [*range(7), 200]
     walked = 0
-    ranks_of_children = nodes.ranks_of_children
+    ranks_of_children = warmprefix.prefix.tree.ranks_of_children
 
     def counted(*args: object) -> list[int]:
         nonlocal walked
@@ -451,7 +451,7 @@ def test_reading_changes_nothing(tree: PrefixTree[str], keys: Path) -> None:
 def ring(tree: PrefixTree[str]) -> list[tuple[Path, bool]]:
     """Return the paths, the next to evict first, each with its last block's residency."""
     listed: list[tuple[Path, bool]] = []
-    for node in nodes.ring(tree._root):
+    for node in tree.order:
         path = path_to(node)
         listed += [(path[:end], node.resident) for end in range(len(path), len(path) - len(node.keys), -1)]
     return listed
@@ -459,10 +459,10 @@ def ring(tree: PrefixTree[str]) -> list[tuple[Path, bool]]:
 
 def edges(tree: PrefixTree[str]) -> set[Path]:
     """The paths whose last block begins an edge."""
-    return {path_to(node)[: 1 - len(node.keys) or None] for node in nodes.ring(tree._root)}
+    return {path_to(node)[: 1 - len(node.keys) or None] for node in tree.order}
 
 
-def path_to(node: nodes.TreeNode[str]) -> Path:
+def path_to(node: TreeNode[str]) -> Path:
     runs = [node.keys]
     while node.parent is not None:
         node = node.parent

@@ -84,7 +84,7 @@ class PlanFeedback:
                 if report is not _NO_REPORT:
                     self._apply_report(plan, keys, report)
                 if plan.opens_prompt:
-                    state.learn(scope, plan.blocks)
+                    state.learn(scope, plan)
                 if plan.placement == "tail":
                     scope.label_savings.add(plan)
         if in_time and report.prompt_token_ids is not None:

@@ -10,9 +10,9 @@ from warmprefix.annotate import Annotate
 from warmprefix.batch.planners import BatchPlanner, Progress
 from warmprefix.blocks import ContextBlock
 from warmprefix.cache_profiles import CacheProfile
-from warmprefix.errors import check_names
+from warmprefix.errors import check_count, check_names
 from warmprefix.history import Message
-from warmprefix.plan import ContextPlan, Placement
+from warmprefix.plan import ContextPlan, Placement, Scope, Touch
 from warmprefix.planner.batching import BatchSession
 from warmprefix.planner.config import PlannerConfig, PlannerOptions, options_of_url
 from warmprefix.planner.conversation import ConversationStore
@@ -301,6 +301,29 @@ class ContextPlanner:
         O(blocks). Raises `ValueError` for a negative count or duration.
         """
         self._feedback.report(plan, as_report(plan, None, report))
+
+    def touches(self, scope: Scope, most: int = 1) -> list[Touch]:
+        """Return beginnings of earlier plans that are about to be evicted and likely to be asked for again.
+
+        Send each to the engine with one token of output, and pass the answer to `touched`; or ignore it. None is named
+        twice before that. Empty unless mirrors of the cache with touches would have saved more than the touches cost;
+        these follow the scope's requests from the first call on.
+
+        Args:
+            scope: `ContextPlan.scope` of plans that were committed lately.
+            most: Most touches to return.
+        """
+        check_count("most", most)
+        with self._state.lock:
+            return self._state.touches(scope, most)
+
+    def touched(self, touch: Touch, report: EngineReport | None = None) -> None:
+        """Learn that the engine has answered a touch.
+
+        With `cached_tokens` of that answer alone, and `prompt_tokens`, the planner learns whether touches come in time.
+        """
+        with self._state.lock:
+            self._state.touched(touch, EngineReport() if report is None else report)
 
     def withdraw(self, plan: ContextPlan) -> None:
         """Take back a commit whose answer the application does not keep.

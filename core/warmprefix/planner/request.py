@@ -225,6 +225,7 @@ class RequestPlanner:
                 annotation=annotation,
                 note_tokens=note_tokens or 0,
                 order_annotation=text,
+                retention=state.retention(scope, keys) if opens_prompt else None,
                 branch=draft.branch,
                 parent=resolution.parent,
             )

@@ -18,18 +18,21 @@ from warmprefix.labels import LabelRegistry
 from warmprefix.order_sharing import LearnedOrder, NoSharing, OrderSharing
 from warmprefix.ordering import ServedBlock
 from warmprefix.ordering.positions import PositionProfile, profiles_of_models
-from warmprefix.plan import ContextPlan, PlannedBlock, Scope, tenant_salt
+from warmprefix.plan import ContextPlan, Retention, Scope, Touch, tenant_salt
 from warmprefix.planner.config import PlannerConfig
 from warmprefix.planner.label_savings import LabelSavings
+from warmprefix.planner.retention import ScopeRetention, can_touch
 from warmprefix.residency.capacity import Capacities, Capacity, Visit
 from warmprefix.residency.profile import EngineProfile
-from warmprefix.residency.usage import PredictionErrors, TtftFeedback, UsageFeedback
+from warmprefix.residency.usage import EngineReport, PredictionErrors, TtftFeedback, UsageFeedback
 from warmprefix.telemetry import PlannerMetrics
 from warmprefix.tokens import CheckedCounter, NoteWriter
 
 __all__ = ["PlannerState", "ScopeState", "make_scope"]
 
 _MOST_ANNOUNCED = 256
+_MOST_RETAINED = 32
+"""Scopes whose paths are touched."""
 _MOST_WAITING = 32
 """Waiting requests that one plan considers, the first ones."""
 _MOST_IN_FLIGHT = 64
@@ -301,6 +304,7 @@ class PlannerState:
         self.sharing: OrderSharing = NoSharing() if config.sharing is None else config.sharing
         self.open_plans = OpenPlans(config.max_open_plans)
         self.errors = PredictionErrors()
+        self._retained: FairLru[Scope, ScopeRetention] = FairLru()
 
     def use(self, scope: Scope) -> ScopeState:
         """Return the state of a scope, made now if new, and count it as used."""
@@ -312,7 +316,9 @@ class PlannerState:
         state = ScopeState(scope, self._config, self._capacities.of_scope(scope), self.profile, reader)
         self._states.put(scope, state, scope.tenant)
         if len(self._states) > self._config.max_scopes:
-            self.sharing.unfollow(self._states.evict()[0])
+            evicted = self._states.evict()[0]
+            self._retained.pop(evicted)
+            self.sharing.unfollow(evicted)
         self.sharing.follow(scope, self._learner(scope))
         return state
 
@@ -341,8 +347,40 @@ class PlannerState:
         """Return the state of a scope; None if it has no state."""
         return self._states.get(scope)
 
-    def learn(self, scope: ScopeState, blocks: Sequence[PlannedBlock]) -> None:
+    def retention(self, scope: ScopeState, keys: Sequence[bytes]) -> Retention | None:
+        """Return what an order deserves of an engine that takes priorities; None as long as none pays."""
+        if self.profile.current.eviction != "priority":
+            return None
+        retention = self._retained.get(scope.scope)
+        return None if retention is None else retention.of_order(scope.tree, keys)
+
+    def touches(self, scope: Scope, most: int) -> list[Touch]:
+        """Return the paths of a scope to touch now; the first call has its ghosts follow its requests."""
+        state = self._states.get(scope)
+        if state is None or not can_touch(self.profile.current):
+            return []
+        retention = self._retained.get(scope)
+        if retention is None:
+            self._retained.put(scope, ScopeRetention(self.profile.current), scope.tenant)
+            if len(self._retained) > _MOST_RETAINED:
+                self._retained.evict()
+            return []
+        return retention.touches(scope, state.tree, most)
+
+    def touched(self, touch: Touch, report: EngineReport) -> None:
+        """Count a touch that the engine has answered as a request for its path."""
+        state, retention = self._states.get(touch.scope), self._retained.get(touch.scope)
+        named = None if retention is None else retention.answered(touch, report)
+        if state is not None and named is not None:
+            self.metrics.counts["touches"] += 1
+            if report.prompt_tokens is not None:
+                self.metrics.counts["touch_tokens"] += max(report.prompt_tokens - (report.cached_tokens or 0), 0)
+            state.capacity.record(touch.scope, named.keys, named.tokens)
+            state.tree.touch(named.keys, named.tokens, touch.priority)
+
+    def learn(self, scope: ScopeState, plan: ContextPlan) -> None:
         """Learn a planned order that a model saw, and share it with other planners."""
+        blocks = plan.blocks
         if not blocks:
             return
         order = LearnedOrder(
@@ -350,7 +388,7 @@ class PlannerState:
             [planned.block.tokens for planned in blocks],
             [planned.positions[0] for planned in blocks],
         )
-        self._learn(scope, order)
+        self._learn(scope, order, plan.id)
         self.sharing.publish(scope.scope, order)
 
     def learn_from_others(self, scope: Scope, orders: Sequence[LearnedOrder]) -> None:
@@ -363,12 +401,16 @@ class PlannerState:
                 self._learn(state, order)
                 self.metrics.counts["shared_orders"] += 1
 
-    def _learn(self, state: ScopeState, order: LearnedOrder) -> None:
+    def _learn(self, state: ScopeState, order: LearnedOrder, plan_id: str | None = None) -> None:
         """Add an order that a model saw to the scope's tree, and pass it to its policy."""
         keys, tokens, ranks = order
         try:
             state.capacity.record(state.scope, keys, tokens)
-            resident = state.tree.insert(keys, tokens).blocks
+            held = state.tree.insert(keys, tokens, plan_id)
+            resident = held.blocks
+            retention = self._retained.use(state.scope)
+            if retention is not None:
+                retention.learn(order, held.tokens, state.tree, state.capacity.tokens)
             served = [
                 ServedBlock(key, length, rank, i < resident)
                 for i, (key, length, rank) in enumerate(zip(keys, tokens, ranks, strict=True))
@@ -393,6 +435,7 @@ class PlannerState:
             "scopes": len(self._states),
             "queued_requests": sum(len(state.queue) for state in self),
             "disabled_scopes": sum(state.capacity.is_off for state in self),
+            "retaining_scopes": sum(retention.choice.best is not None for retention in self._retained.values()),
             "tree_nodes": sum(state.tree.nodes for state in self),
             "profile": self.profile.current.name,
             "profile_source": self.profile.source,
@@ -408,7 +451,14 @@ class PlannerState:
         with self.lock:
             for scope in self._states:
                 self.sharing.unfollow(scope)
-            for part in (self._states, self._capacities, self.open_plans, self.metrics, self.errors):
+            for part in (
+                self._states,
+                self._capacities,
+                self._retained,
+                self.open_plans,
+                self.metrics,
+                self.errors,
+            ):
                 part.clear()
 
     def __iter__(self) -> Iterator[ScopeState]:

@@ -3,8 +3,9 @@
 Each path from the root is an order in which blocks were served. A node holds the run of blocks on the edge that
 leads to it, so a request that shares nothing costs one node, whatever its length.
 
-The tree mirrors the engine's eviction: blocks leave from the tail of the least recently served path, as in vLLM. A
-feed from the engine corrects its predictions through `mark_resident` and `mark_stale`.
+The tree mirrors the engine's eviction: blocks leave from the tail of the least recently served path, as in vLLM, or
+from the tail of the path with the lowest priority. A feed from the engine corrects its predictions through
+`mark_resident` and `mark_stale`.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from collections.abc import Collection, Hashable, Iterator, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from warmprefix.errors import check_count
+from warmprefix.prefix.eviction import MOST_HITS, EvictionOrder, TreeNode, path_to, unlink
 
-__all__ = ["SEARCH_BUDGET", "PrefixMatch", "PrefixTree", "TreeNode", "may_stand", "ranks_of_children", "ring"]
+__all__ = ["SEARCH_BUDGET", "PrefixMatch", "PrefixTree", "may_stand", "ranks_of_children"]
 
 K = TypeVar("K", bound=Hashable)
 
@@ -28,28 +30,6 @@ Places = Collection[int]
 
 Trail = tuple["Trail", list[int]] | None
 """A path as a linked list of runs of indices, last run first, so that siblings share their beginning."""
-
-
-class TreeNode(Generic[K]):
-    """The run of blocks on one edge, and a place in the recency ring."""
-
-    __slots__ = ("children", "is_junction", "keys", "older", "parent", "reach", "resident", "tokens", "used", "younger")
-
-    def __init__(self, keys: list[K], tokens: list[int], parent: TreeNode[K] | None, resident: bool) -> None:
-        self.keys = keys
-        self.tokens = tokens
-        self.parent = parent
-        self.resident = resident
-        self.reach = sum(tokens)
-        """An upper bound on the tokens of any path from the start of this edge downwards."""
-        self.is_junction = False
-        """True if a later request left the path at the end of this edge, which leaves a checkpoint in some engines."""
-        self.children: dict[K, TreeNode[K]] = {}
-        self.used = 0
-        """The last request that used the node, in trees that count requests; see `warmprefix.residency.capacity`."""
-        # The root closes the ring: root.younger is the oldest node, root.older the youngest.
-        self.older: TreeNode[K] = self
-        self.younger: TreeNode[K] = self
 
 
 class PrefixMatch(NamedTuple):
@@ -92,6 +72,7 @@ class PrefixTree(Generic[K]):
     def clear(self) -> None:
         """Remove all paths, as an engine does that clears all its KV blocks."""
         self._root: TreeNode[K] = TreeNode([], [], None, resident=True)
+        self.order: EvictionOrder[K] = EvictionOrder(self._root)
         self._nodes = 0
         self._blocks = 0
         self._resident_tokens = 0
@@ -120,6 +101,15 @@ class PrefixTree(Generic[K]):
             matched += shared
             tokens += sum(node.tokens[:shared])
         return PrefixMatch(matched, tokens)
+
+    def match_hits(self, keys: Sequence[K]) -> tuple[int, int]:
+        """Return the number of resident blocks that `keys` begins with, and the hits of the last with this request."""
+        matched = hits = 0
+        for node, shared in self._walk(keys):
+            if not node.resident:
+                break
+            matched, hits = matched + shared, min(node.hits + 1, MOST_HITS)
+        return matched, hits
 
     def match_junction(self, keys: Sequence[K]) -> PrefixMatch:
         """Return the longest resident prefix of `keys` whose end two requests had in common. O(blocks matched).
@@ -201,41 +191,41 @@ class PrefixTree(Generic[K]):
         order into an empty tree makes a tree that evicts the same blocks in the same order.
         """
         older = self._root
-        for node in ring(self._root):
+        for node in self.order:
             if node.resident:
                 older, before = node, older
                 if before.parent is node:
                     continue  # as old as that path
-                path = [node]
-                while (above := path[-1].parent) is not None:
-                    path.append(above)
-                path.reverse()
-                yield [key for part in path for key in part.keys], [length for part in path for length in part.tokens]
+                keys, lengths = path_to(node)
+                yield [*keys], [*lengths]
 
     def copy(self) -> PrefixTree[K]:
         """Return a tree of the resident blocks with the same eviction order. O(blocks)."""
         other = PrefixTree[K](self.capacity_tokens, self.max_nodes)
+        other.order.now = self.order.now
         other._root.reach = self._root.reach
         copies = {self._root: other._root}
-        node = self._root.older
-        while node.parent is not None:  # youngest first, so each comes after its parent
-            if node.resident:
+        for node in reversed([*self.order]):  # so each comes after its parent
+            if node.resident and node.parent is not None:
                 above = copies[node.parent]
                 copies[node] = twin = TreeNode(node.keys[:], node.tokens[:], above, resident=True)
-                twin.reach = node.reach
-                twin.is_junction = node.is_junction
+                twin.reach, twin.is_junction = node.reach, node.is_junction
                 above.children[twin.keys[0]] = twin
-                link_before(other._root.younger, twin)
-            node = node.older
+                other.order.add_copy(node, twin)
         other._nodes = len(copies) - 1
         other._blocks = sum([len(node.keys) for node in copies])
         other._resident_tokens = self._resident_tokens
         return other
 
-    def insert(self, keys: Sequence[K], tokens: Sequence[int]) -> PrefixMatch:
+    def insert(self, keys: Sequence[K], tokens: Sequence[int], served_by: str | None = None) -> PrefixMatch:
         """Record that the engine holds `keys` in this order, and evict down to the bounds.
 
         A block that is already on the path keeps its first length. O(len(keys)), amortised over the evicted blocks.
+
+        Args:
+            keys: The blocks that a request has served.
+            tokens: Their lengths.
+            served_by: Name of the request.
 
         Returns:
             The part of `keys` that was resident before.
@@ -247,6 +237,36 @@ class PrefixTree(Generic[K]):
         if not distinct == len(keys) == len(tokens):
             got = f"{len(keys)} keys ({distinct} distinct) and {len(tokens)} lengths"
             raise ValueError(f"keys must be distinct and have one length each in tokens, got {got}")
+        last, held, match = self._find_or_add(keys, tokens)
+        held.is_junction = match.blocks > 0
+        self._count_request()
+        self._use(last)
+        while last.parent is not None:
+            last.served_by = served_by
+            last = last.parent
+        while held.parent is not None:
+            held.hits = min(held.hits + 1, MOST_HITS)
+            held = held.parent
+        self._fit()
+        return match
+
+    def touch(self, keys: Sequence[K], tokens: Sequence[int], age: int = 0) -> None:
+        """Record that the engine was asked for these blocks only to keep them, for the price of one of their hits.
+
+        It keeps them `age` requests longer than its LRU would. O(len(keys)), amortised over the evicted blocks.
+        """
+        last, _, _ = self._find_or_add(keys, tokens)
+        self._count_request()
+        self.touch_node(last, age)
+        self._fit()
+
+    def touch_node(self, node: TreeNode[K], age: int) -> None:
+        """Touch the path to a node; see `touch`."""
+        node.hits = max(node.hits - 1, 0)
+        self._use(node, age)
+
+    def _find_or_add(self, keys: Sequence[K], tokens: Sequence[int]) -> tuple[TreeNode[K], TreeNode[K], PrefixMatch]:
+        """Make a path resident; return its last node, and the last one that was resident before with what it ends."""
         node, position = self._root, 0
         held, held_blocks, held_tokens = self._root, 0, 0
         while position < len(keys):
@@ -262,12 +282,10 @@ class PrefixTree(Generic[K]):
                 if child.resident:
                     held, held_blocks, held_tokens = child, position, held_tokens + sum(child.tokens)
                 else:
+                    child.hits = 0
                     self._set_resident(child, True)
             node = child
-        held.is_junction = held_blocks > 0
-        self._touch(node)
-        self._fit()
-        return PrefixMatch(held_blocks, held_tokens)
+        return node, held, PrefixMatch(held_blocks, held_tokens)
 
     def mark_resident(self, keys: Sequence[K]) -> int:
         """Mark this prefix as resident, as far as the tree has it; its age stays.
@@ -331,15 +349,16 @@ class PrefixTree(Generic[K]):
         before = self._resident_tokens
         target = max(before - tokens, 0)
         while self._resident_tokens > target:
-            # Every node is older than its parent, so the oldest node is a leaf.
-            self._pop_last_block(self._root.younger)
+            leaf = self.order.next_leaf()
+            while leaf.keys and self._resident_tokens > target:
+                self._pop_last_block(leaf)
         return before - self._resident_tokens
 
     def _fit(self) -> None:
         if self.capacity_tokens is not None and self._resident_tokens > self.capacity_tokens:
             self.evict(self._resident_tokens - self.capacity_tokens)
         while self._nodes > self.max_nodes:
-            self._pop_last_block(self._root.younger)
+            self._pop_last_block(self.order.next_leaf())
 
     def _pop_last_block(self, leaf: TreeNode[K]) -> None:
         key, tokens = leaf.keys.pop(), leaf.tokens.pop()
@@ -356,7 +375,6 @@ class PrefixTree(Generic[K]):
     def _add_leaf(self, parent: TreeNode[K], keys: list[K], tokens: list[int]) -> TreeNode[K]:
         leaf = TreeNode(keys, tokens, parent, resident=True)
         parent.children[keys[0]] = leaf
-        link_before(self._root, leaf)
         self._nodes += 1
         self._blocks += len(keys)
         self._resident_tokens += leaf.reach
@@ -377,16 +395,15 @@ class PrefixTree(Generic[K]):
         upper.reach, node.reach = node.reach, node.reach - upper.reach
         upper.children[node.keys[0]] = node
         parent.children[upper.keys[0]] = upper
-        link_before(node.younger, upper)
+        self.order.add_upper(node, upper)
         self._nodes += 1
         return upper
 
-    def _touch(self, node: TreeNode[K]) -> None:
-        """Make the path to `node` the most recent, each node younger than those below it."""
-        while node.parent is not None:
-            unlink(node)
-            link_before(self._root, node)
-            node = node.parent
+    def _count_request(self) -> None:
+        self.order.now += 1
+
+    def _use(self, node: TreeNode[K], age: int = 0) -> None:
+        self.order.use(node, age)
 
     def _set_resident(self, node: TreeNode[K], resident: bool) -> None:
         if node.resident != resident:
@@ -415,25 +432,6 @@ class PrefixTree(Generic[K]):
                 return None
             matched += offset
         return (node, offset) if matched == len(keys) else None
-
-
-def unlink(node: TreeNode[K]) -> None:
-    """Take a node out of the ring."""
-    node.older.younger, node.younger.older = node.younger, node.older
-
-
-def link_before(younger: TreeNode[K], node: TreeNode[K]) -> None:
-    """Put a node into the ring, next to the given one, as the older of the two."""
-    node.older, node.younger = younger.older, younger
-    younger.older.younger = younger.older = node
-
-
-def ring(root: TreeNode[K]) -> Iterator[TreeNode[K]]:
-    """Yield the nodes, oldest first."""
-    node = root.younger
-    while node is not root:
-        yield node
-        node = node.younger
 
 
 def shared_prefix(edge: Sequence[K], keys: Sequence[K], start: int) -> int:

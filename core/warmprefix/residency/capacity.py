@@ -14,7 +14,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 from warmprefix.errors import check_count
 from warmprefix.fair_lru import FairLru
 from warmprefix.plan import Scope
-from warmprefix.prefix.tree import PrefixMatch, PrefixTree, TreeNode
+from warmprefix.prefix.eviction import TreeNode
+from warmprefix.prefix.tree import PrefixMatch, PrefixTree
 
 __all__ = [
     "DEFAULT_CAPACITY",
@@ -343,27 +344,22 @@ class ReuseClock:
 
 
 class StampedTree(PrefixTree[K]):
-    """A prefix tree whose nodes record the last request that used them, by a clock shared with other trees."""
+    """A prefix tree that counts requests by a clock shared with other trees."""
 
     def __init__(self, clock: ReuseClock, capacity_tokens: int | None = None, max_nodes: int = 65_536) -> None:
         self.clock = clock
         super().__init__(capacity_tokens, max_nodes)
 
     def evict_unused(self, since: int) -> None:
-        """Remove the blocks that no request from `since` on has used. O(1), amortised over the removed blocks."""
-        while self._nodes and self._root.younger.used < since:
-            self._pop_last_block(self._root.younger)
+        """Remove the blocks that were last used before request `since`. O(1), amortised over the removed blocks."""
+        while self._nodes:
+            leaf = self.order.next_leaf()
+            if leaf.used + leaf.age >= since:
+                break
+            self._pop_last_block(leaf)
 
-    def _touch(self, node: TreeNode[K]) -> None:
-        super()._touch(node)
-        while node.parent is not None:
-            node.used = self.clock.now
-            node = node.parent
-
-    def _split(self, node: TreeNode[K], at: int) -> TreeNode[K]:
-        upper = super()._split(node, at)
-        upper.used = node.used
-        return upper
+    def _count_request(self) -> None:
+        self.order.now = self.clock.now
 
 
 class ReuseTree(StampedTree[Hashable]):
@@ -378,10 +374,9 @@ class ReuseTree(StampedTree[Hashable]):
         """
         super().__init__(ReuseClock(window), None, max_nodes)
 
-    def insert(self, keys: Sequence[Hashable], tokens: Sequence[int]) -> PrefixMatch:
+    def insert(self, keys: Sequence[Hashable], tokens: Sequence[int], served_by: str | None = None) -> PrefixMatch:
         """Count a request, and use this path."""
-        oldest = self.clock.now + 2 - self.clock.window
-        self.evict_unused(oldest)
+        self.evict_unused(self.clock.now + 2 - self.clock.window)
         self.clock.now += 1
         return super().insert(keys, tokens)
 
@@ -412,7 +407,7 @@ class ReuseTree(StampedTree[Hashable]):
                 junction = len(distances)
         return Visit(distances[1:], max(junction - 1, 0), max(leaf - 1, 0))
 
-    def _touch(self, node: TreeNode[Hashable]) -> None:
+    def _use(self, node: TreeNode[Hashable], age: int = 0) -> None:
         touched = node
         total = 0
         while touched.parent is not None:
@@ -422,7 +417,7 @@ class ReuseTree(StampedTree[Hashable]):
             total += tokens
             touched = touched.parent
         self.clock.add(self.clock.now, total)
-        super()._touch(node)
+        super()._use(node, age)
 
     def _pop_last_block(self, leaf: TreeNode[Hashable]) -> None:
         self.clock.add(leaf.used, -sum(leaf.tokens))

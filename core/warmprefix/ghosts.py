@@ -1,0 +1,75 @@
+"""Ghosts: bounded mirrors of the cache under other settings of one constant, which show the best setting of a scope."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+__all__ = ["GhostSample", "Ghosts"]
+
+C = TypeVar("C")
+
+_ALL_SEEN = 1_024
+"""Requests after which only a sample is seen."""
+_RATE = 4
+"""One request in this many, by what its order begins with."""
+
+
+class GhostSample:
+    """The requests of one scope that its ghosts see: the first ones, then all whose order begins with certain blocks.
+
+    Requests that compete for the same part of the cache are seen together, so a mirror of the sample is a model of the
+    whole, smaller by the rate (SHARDS, Waldspurger et al. 2015).
+    """
+
+    __slots__ = ("_requests", "rate")
+
+    def __init__(self) -> None:
+        self._requests = 0
+        self.rate = 1
+        """One request in this many is seen."""
+
+    def sees(self, first: bytes) -> bool:
+        """Count a request whose order begins with the block `first`; return True if the ghosts see it."""
+        self._requests += 1
+        if self._requests == _ALL_SEEN:
+            self.rate = _RATE
+        return self.rate == 1 or int.from_bytes(first[-4:], "big") % self.rate == 0
+
+    def capacity(self, tokens: int) -> int:
+        """Return the part of a cache of `tokens` that belongs to the sample."""
+        return max(tokens // self.rate, 1)
+
+
+class Ghosts(Generic[C]):
+    """Scores of the candidates for one constant, where older requests count less.
+
+    Deterministic: the scores are sums of what each candidate's mirror would have saved.
+
+    >>> ghosts = Ghosts((0, 30), margin=0.0)
+    >>> ghosts.score([0.5, 0.75])
+    >>> ghosts.best
+    30
+    """
+
+    def __init__(self, candidates: Sequence[C], *, decay: float = 0.995, margin: float = 0.02) -> None:
+        """Start with the first candidate, the default.
+
+        Args:
+            candidates: The values to choose from.
+            decay: Weight of the earlier scores at each request.
+            margin: Share by which another candidate must be better than the default.
+        """
+        self.candidates = candidates
+        self.best = candidates[0]
+        self._decay = decay
+        self._margin = margin
+        self._scores = [0.0] * len(candidates)
+
+    def score(self, saved: Sequence[float]) -> None:
+        """Add what each candidate would have saved of a request, as a share of its tokens."""
+        self._scores = [self._decay * score + more for score, more in zip(self._scores, saved, strict=True)]
+        default, *others = self._scores
+        most = max(others, default=0.0)
+        is_better = most > default + self._margin * abs(default)
+        self.best = self.candidates[1 + others.index(most) if is_better else 0]
