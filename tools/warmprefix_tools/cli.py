@@ -135,6 +135,9 @@ class EmulateOptions(EmulatorConfig):
     script: Annotated[
         Path | None, Option(metavar="FILE", help="Answers to requests with tools, with their tool calls, as JSON.")
     ] = None
+    refuses_priorities: Annotated[
+        bool, Option("--refuse-priorities", help="Refuse chats that have a priority, as SGLang can.")
+    ] = False
     port: Annotated[int, Option(help="Port to listen on; 0 takes a free one.")] = 8000
     host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1"
 

@@ -9,6 +9,7 @@ from warmprefix_tools.caches.checkpoints import CheckpointCache, CheckpointLayou
 from warmprefix_tools.caches.hosted import HostedCache
 from warmprefix_tools.caches.kv_blocks import PrefixCache
 from warmprefix_tools.caches.prompts import CacheUse, MarkedPrompt, SimulatedCache
+from warmprefix_tools.caches.radix_tree import RadixTreeCache
 from warmprefix_tools.caches.slots import SlotCache
 
 __all__ = ["is_hosted", "serve", "simulated_cache"]
@@ -46,6 +47,8 @@ def simulated_cache(
         return SlotCache(profile.slots, host_memory=profile.host_memory)
     if is_hosted(profile):
         return HostedCache(profile)
+    if profile.eviction == "priority":
+        return RadixTreeCache((kv_blocks - 1) * block_size)
     if profile.checkpoints is None:
         return PrefixCache(kv_blocks, block_size if profile.unit == 1 else profile.unit)
     layout = CheckpointLayout(profile.checkpoints, window, sparse_groups, step_tokens)

@@ -84,6 +84,8 @@ def create_app(config: EmulatorConfig | None = None, reader: Reader | None = Non
 
 async def _create_chat(engine: EmulatorEngine, request: Request) -> Response:
     body = await parsed(request, ChatCompletionRequest, engine.config)
+    if engine.config.refuses_priorities and body.priority is not None:
+        return _refused_priority(body.stream)
     prompt = body.prompt_for(engine.profile)
     turns = turns_of([{"role": message.role} for message in body.messages]) if body.tools else None
     text = None
@@ -93,6 +95,16 @@ async def _create_chat(engine: EmulatorEngine, request: Request) -> Response:
     shown: Json = {"prompt_token_ids": prompt.tokens} if body.return_token_ids else {}
     form = _ChatFormat(engine, body.wants_usage_chunk, shown)
     return await respond(request, engine, prompt, answer, form, body.stream)
+
+
+def _refused_priority(stream: bool | None) -> Response:
+    """Return SGLang's refusal, which is an event if the answer was to be streamed."""
+    message = "Using priority is disabled for this server. Please send a new request without a priority."
+    if not stream:
+        body = {"object": "error", "message": message, "type": "503", "param": None, "code": 503}
+        return JSONResponse(body, status_code=503)
+    error = {"object": "error", "message": message, "type": "SERVICE_UNAVAILABLE", "param": None, "code": 503}
+    return Response(data_event({"error": error}) + b"data: [DONE]\n\n", media_type="text/event-stream")
 
 
 class _ChatFormat:

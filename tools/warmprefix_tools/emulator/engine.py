@@ -80,6 +80,8 @@ class EmulatorConfig:
     """Tokens that sliding-window layers see; None for recurrent layers."""
     script: Path | None = None
     """File with answers to requests with tools."""
+    refuses_priorities: bool = False
+    """True to refuse chats that have a priority, as SGLang with `--abort-on-priority-when-disabled`."""
 
     def __post_init__(self) -> None:
         profile = self.cache_profile  # which refuses names without a profile

@@ -1,7 +1,8 @@
 """Request bodies of OpenAI's APIs, with the fields of vLLM: what the emulator reads and checks of them.
 
-Other fields are accepted and ignored, as in vLLM. The rules of prompt caching are those of
-https://developers.openai.com/api/docs/guides/prompt-caching and of the API reference, as of November 2026:
+Other fields are accepted and ignored, as in vLLM. `priority` is SGLang's, for chat completions. The rules of prompt
+caching are those of https://developers.openai.com/api/docs/guides/prompt-caching and of the API reference, as of
+November 2026:
 `prompt_cache_breakpoint` on a content part marks the end of a prefix, on any part but an assistant's;
 `prompt_cache_options.mode` is `implicit` unless the request turns the automatic mark off; 30 minutes is the only
 lifetime; `prompt_cache_retention` excludes `prompt_cache_options`; models before GPT-5.6 refuse both new fields.
@@ -184,6 +185,7 @@ class ChatCompletionRequest(PromptCacheFields):
     return_token_ids: bool | None = False
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    priority: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^@/\\\x00]*$")] | None = None
 
     @field_validator("stream_options")
@@ -230,7 +232,7 @@ class ChatCompletionRequest(PromptCacheFields):
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=self.continue_final_message,
         )
-        return MarkedPrompt(tokens, self.salt(profile))
+        return MarkedPrompt(tokens, self.salt(profile), priority=self.priority)
 
 
 class TokenizeRequest(BaseModel):
