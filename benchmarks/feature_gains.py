@@ -10,6 +10,8 @@ without. *cost*: computed tokens, notes included, less those without it, in %; b
 
 - *reports*: the planner receives the engine's cached tokens, or not. It is given the
   capacity, or learns it from them, or starts from the capacity in the engine's metrics.
+- *capacity*: a given capacity is the engine's, a third of it, or 500,000 tokens, and reports may replace it, or not. On
+  1,000 requests of each trace, also of an engine without others.
 - *ttft*: of an engine that reports nothing, the planner receives the time to the first token, or not.
 - *kv_events*: the planner follows the engine's KV events, or not; it receives reports in any case. Here the cache is
   the token-exact one of warmprefix_tools.
@@ -35,7 +37,7 @@ from router_processes import PublishingCache
 from traces import generated, given_files, reported_k
 from warmprefix import ContextPlan, ContextPlanner
 from warmprefix.prefix import PrefixTree
-from warmprefix.residency import EngineReport, FeedStats, ResidencyTarget, ServedPrompt
+from warmprefix.residency import EngineReport, FeedStats, FixedCapacity, ResidencyTarget, ServedPrompt
 from warmprefix.tokens import estimated_tokens
 from warmprefix.traces import NoRecorder
 from warmprefix_kv_events.kv_events import read_batch
@@ -44,6 +46,8 @@ from warmprefix_kv_events.prompt_tree import MappedPrompt, pack_tokens
 from warmprefix_tools.replay.workload import ReplayRequest, Workload
 from warmprefix_tools.traces.reader import read_trace
 
+LIMITS = {"capacity": 1_000}
+"""Requests per trace, where they are not 300."""
 CAPACITIES = (30_000, 100_000, 300_000, 1_000_000)
 KV_BLOCK = 16
 PREAMBLE_TOKENS = 200
@@ -241,6 +245,16 @@ def reports(workload: Workload, capacity: int) -> Cases:
             yield f"{others.name}, capacity {name}", without, with_it
 
 
+def capacity(workload: Workload, capacity: int) -> Cases:
+    for others in (Others("no others", 0), *OTHERS[:1], *OTHERS[2:3]):
+        for name, given in (("right", capacity), ("a third", capacity // 3), ("500,000", 500_000)):
+            without, with_it = (
+                serve_all(workload, Engine(capacity, others), Report(), capacity_tokens=tokens)
+                for tokens in (FixedCapacity(given), given)
+            )
+            yield f"{others.name}, given {name}", without, with_it
+
+
 def ttft(workload: Workload, capacity: int) -> Cases:
     for others in OTHERS:
         without, with_it = (
@@ -259,6 +273,7 @@ def kv_events(workload: Workload, capacity: int) -> Cases:
 
 FEATURES: dict[str, Callable[[Workload, int], Cases]] = {
     "reports": reports,
+    "capacity": capacity,
     "ttft": ttft,
     "kv_events": kv_events,
 }
@@ -268,14 +283,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("traces", nargs="*", type=Path, help="trace files or folders")
     parser.add_argument("--features", default=",".join(FEATURES), help="with commas between them")
-    parser.add_argument("--limit", type=int, default=300, help="requests per trace")
+    parser.add_argument("--limit", type=int, help="requests per trace; 300 by default, or 1,000 for capacity")
     options = parser.parse_args()
     paths = given_files(options.traces)
     traces = [read_trace(path, None) for path in paths] if paths else list(generated())
-    traces = [replace(trace, requests=trace.requests[: options.limit]) for trace in traces]
-    workloads = [Workload(trace, reported_k(trace)) for trace in traces]
     rows: list[dict[str, Any]] = []
     for feature in options.features.split(","):
+        limit = options.limit or LIMITS.get(feature, 300)
+        cut = [replace(trace, requests=trace.requests[:limit]) for trace in traces]
+        workloads = [Workload(trace, reported_k(trace)) for trace in cut]
         for capacity in CAPACITIES:
             found: dict[str, list[tuple[Use, Use]]] = {}
             for workload in workloads:
@@ -284,7 +300,7 @@ def main() -> None:
             rows += [row(feature, case, capacity, uses) for case, uses in found.items()]
             print(f"{feature}, {capacity}: done", file=sys.stderr)
     print_table([*rows[0]], [[*each.values()] for each in rows])
-    if paths and options.limit == parser.get_default("limit"):
+    if paths and options.limit is None:
         write_rows("feature_gains", rows, ("feature", "case", "cache"))
 
 

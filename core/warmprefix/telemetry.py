@@ -157,7 +157,8 @@ class PlannerStats:
     Of several tenants and models, the smallest number.
     """
     capacity_source: str = "default"
-    """Origin of that number: the planner's `argument`, the engine's `metrics` or `reports`, or the `default`."""
+    """Origin of that number: the planner's `argument`, the engine's `metrics` or `reports`, or the `default`; `reports
+    against argument` if they replaced it, and `argument against reports` if they would have, but it is fixed."""
     engine_model: str = "prefix tree"
     """What explains the engine's reports best: a `prefix tree`, a `small cache` (or one that others use too),
     `checkpoints`, `leaves` (whole prompts), `replicas` (hits by chance), or `off`: it caches nothing."""

@@ -64,7 +64,8 @@ class PlannerConfig:
     """A name in `warmprefix.ordering.POLICIES`, or a class or function that makes a policy. It is called once per
     scope, so that scopes share no state."""
     capacity_tokens: int | Literal["auto"] | None = "auto"
-    """Tokens of context in the engine's prefix cache; None for no bound, `"auto"` to learn it."""
+    """Tokens of context in the engine's prefix cache; None for no bound, `"auto"` to learn it. If some 100 reports
+    contradict a number, it is learned, too, unless it is a `warmprefix.residency.FixedCapacity`."""
     max_nodes: int = 65_536
     """Most nodes of the prefix tree, per scope."""
     max_scopes: int = 1_024

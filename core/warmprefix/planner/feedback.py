@@ -67,6 +67,7 @@ class PlanFeedback:
 
     def __init__(self, state: PlannerState, feed: ResidencyFeed | None) -> None:
         self._state = state
+        self._has_warned = False
         self.feed = NoFeed() if feed is None else feed
         self.feed.follow(self)
 
@@ -193,7 +194,13 @@ class PlanFeedback:
             state.profile_changed()
         elif profile.match != "checkpoints":
             distances = visit.distances[: visit.leaf] if profile.match == "leaves" else visit.distances
-            capacity.compare(distances, lengths, comparison.likely_blocks)
+            given = capacity.tokens
+            shown = capacity.compare(distances, lengths, comparison.likely_blocks)
+            if shown is not None and not self._has_warned:
+                self._has_warned = True
+                outcome = "it stays, because it is fixed" if capacity.tokens == given else "that is used from now on"
+                text = "reports of model %r contradict capacity_tokens=%d and show %d: %s"
+                _logger().warning(text, plan.scope.model, given, shown, outcome)
 
     def _learn_profile(self, profile: CacheProfile) -> None:
         if self._state.profile.learn(profile):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from warmprefix.residency.capacity import ReuseTree
+from warmprefix.residency.capacity import FixedCapacity, ReuseTree
 from warmprefix.residency.feed_contract import (
     FeedStats,
     FoundCheckpoints,
@@ -18,6 +18,7 @@ __all__ = [
     "EngineProfile",
     "EngineReport",
     "FeedStats",
+    "FixedCapacity",
     "FoundCheckpoints",
     "NoFeed",
     "ResidencyFeed",

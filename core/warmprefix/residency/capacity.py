@@ -23,6 +23,7 @@ __all__ = [
     "Capacity",
     "CapacitySource",
     "DistanceEvidence",
+    "FixedCapacity",
     "ReuseClock",
     "ReuseTree",
     "StampedTree",
@@ -32,8 +33,10 @@ __all__ = [
 
 K = TypeVar("K", bound=Hashable)
 
-CapacitySource: TypeAlias = Literal["argument", "default", "metrics", "reports"]
-"""Where a capacity comes from."""
+CapacitySource: TypeAlias = Literal[
+    "argument", "argument against reports", "default", "metrics", "reports", "reports against argument"
+]
+"""Where a capacity comes from; `against` names a source that contradicts it and lost."""
 
 DEFAULT_CAPACITY = 500_000
 """Capacity in tokens, until reports or metrics of the engine arrive."""
@@ -47,6 +50,10 @@ _PER_OCTAVE = 16
 _DECIDE_EVERY = 8
 _DECAY = 2 ** (-_DECIDE_EVERY / 1_024)
 """Weight of older evidence at each decision: after 1,024 reports it counts half."""
+_DECISIONS_AGAINST = 13
+"""Decisions in a row, some 100 reports, that refute a given capacity."""
+_LEAST_ERROR = math.log2(1.25)
+"""Error of a given capacity, in doublings, that matters: questions and answers take room, and tokens are estimated."""
 _NOISE = 0.1
 """Share of the reported tokens that may contradict what is true."""
 _LEAST_SHARED = 0.25
@@ -58,14 +65,24 @@ _PROBE_INTERVAL = 16
 """While ordering is off, one request in this many is ordered, to see whether the engine caches by now."""
 
 
+class FixedCapacity(int):
+    """A capacity in tokens that no report replaces.
+
+    >>> from warmprefix import ContextPlanner
+    >>> planner = ContextPlanner(capacity_tokens=FixedCapacity(100_000))
+    """
+
+    __slots__ = ()
+
+
 class Capacity:
     """What the scopes of one tenant and model share: the size of the engine's cache for them, and whether it caches.
 
     Every report shows for each served block whether the engine still held it. A block with a reuse distance within the
-    capacity is held, and any other is not. Unless the caller gave it, the capacity is the value that contradicts the
-    fewest tokens of the latest reports, whatever else shares the cache: answers, questions, other applications. It is
-    only believed if the distances explain the reports: where misses come at all distances, as behind several replicas,
-    the engine's own number stays.
+    capacity is held, and any other is not. The capacity is the value that contradicts the fewest tokens of the latest
+    reports, whatever else shares the cache: answers, questions, other applications. It is only believed if the
+    distances explain the reports: where misses come at all distances, as behind several replicas, the stated number
+    stays. That of the caller also stays until it was contradicted for some 100 reports, and for good if it is fixed.
 
     From the first learned value on, scopes share the capacity as they share the engine: what one of them serves evicts
     from the mirrors of the others.
@@ -77,6 +94,9 @@ class Capacity:
         self.is_off = False
         """True while requests keep relevance order, because the engine evidently caches nothing."""
         self._stated: tuple[int | None, CapacitySource] = self.tokens, self.source
+        self._is_fixed = isinstance(given, FixedCapacity)
+        self._against = 0
+        """Decisions in a row that contradict a given capacity."""
         self._reuse = ReuseTree()
         self._evidence = DistanceEvidence()
         self._misses = self._requests = 0
@@ -86,7 +106,7 @@ class Capacity:
         """What explains the reports, if it is not where the cache can match."""
         if self.is_off:
             return "off"
-        if self.source == "reports":
+        if self.source.startswith("reports"):
             return "small cache"
         if self.tokens is not None and self._evidence.judge(self.tokens, None)[1]:
             return "replicas"
@@ -98,7 +118,7 @@ class Capacity:
 
     def fit(self, tree: PrefixTree[bytes]) -> None:
         """Evict from a mirror what the capacity leaves no room for."""
-        if self.tokens is None or self.source == "argument":
+        if self.tokens is None:
             return
         if tree.capacity_tokens != self.tokens:
             tree.capacity_tokens = self.tokens
@@ -111,7 +131,7 @@ class Capacity:
         stated, source = self._stated
         if source == "default" or (source == "metrics" and tokens < (stated or 0)):
             self._stated = max(tokens, _LEAST_CAPACITY), "metrics"
-            if self.source != "reports":
+            if self.source in ("default", "metrics"):
                 self.tokens, self.source = self._stated
 
     def record(self, scope: Hashable, keys: Sequence[bytes], tokens: Sequence[int]) -> None:
@@ -122,20 +142,36 @@ class Capacity:
         """Return what an order has in common with recorded ones."""
         return self._reuse.visit([scope, *keys])
 
-    def compare(self, distances: Sequence[int], tokens: Sequence[int], held: int) -> None:
-        """Learn that the engine held the first `held` blocks of an order with these distances when it was planned."""
-        if not self._evidence.add(distances, tokens, held) or self.tokens is None or self.source == "argument":
-            return
+    def compare(self, distances: Sequence[int], tokens: Sequence[int], held: int) -> int | None:
+        """Learn that the engine held the first `held` blocks of an order with these distances when it was planned.
+
+        Returns a better capacity, once, if the reports refute a given one.
+        """
+        if not self._evidence.add(distances, tokens, held) or self.tokens is None:
+            return None
         stated, source = self._stated
-        better, is_random = self._evidence.judge(self.tokens, stated if source == "metrics" else None)
-        if better is not None:
-            self.tokens, self.source = better, "reports"
-        elif is_random:
-            self.tokens, self.source = self._stated
+        better, is_random = self._evidence.judge(self.tokens, None if source == "default" else stated)
+        if better is None:
+            if is_random or self._is_fixed:
+                self.tokens, self.source = self._stated
+            self._against = 0
+            return None
+        was_given = self.source == "argument"
+        if was_given:
+            assert stated is not None
+            self._against = self._against + 1 if abs(math.log2(better / stated)) > _LEAST_ERROR else 0
+            if self._against < _DECISIONS_AGAINST:
+                return None
+        if self._is_fixed:
+            self.source = "argument against reports"
+        else:
+            self.tokens, self.source = better, "reports against argument" if source == "argument" else "reports"
+        return better if was_given else None
 
     def forget_reports(self) -> None:
-        """Return to the capacity in the engine's metrics, or else to the default."""
+        """Return to the stated capacity, or else to the default."""
         self._evidence = DistanceEvidence()
+        self._against = 0
         self.tokens, self.source = self._stated
 
     def keeps_order(self) -> bool:
@@ -198,8 +234,8 @@ class DistanceEvidence:
         better = (_lower_end(_LEAST_BUCKET + first) + _lower_end(_LEAST_BUCKET + last)) // 2
         chance = contradictions_by_chance(found, missed)
         slack = context = self._served / max(self._count, 1)
-        if stated is not None and better < stated:
-            slack *= 1 + math.log2(stated / better)
+        if stated is not None:  # hits beyond it are no accident; others that use a part of it are usual
+            slack *= 1 + math.log2(stated / better) if better < stated else 0.25
         is_better = now > least + slack and least + context < chance
         return better if is_better else None, now > chance + context
 
@@ -253,7 +289,7 @@ class Capacities:
         return capacity
 
     def forget_reports(self) -> None:
-        """Return to the capacity in the engine's metrics, or else to the default."""
+        """Return to the stated capacity, or else to the default."""
         for capacity in self._learned.values():
             capacity.forget_reports()
 

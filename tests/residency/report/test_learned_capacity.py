@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warmprefix import ContextBlock, ContextPlanner, EngineReport
+from warmprefix.cache_profiles import as_profile
 from warmprefix.prefix import PrefixTree
+from warmprefix.residency import FixedCapacity
 from warmprefix.residency.capacity import DEFAULT_CAPACITY, Capacity, DistanceEvidence
 
 TOKENS = 100
@@ -37,10 +39,11 @@ def serve(
     name: Kind = "tenant",
     *,
     seed: int = 0,
+    topics: int = 150,
 ) -> list[tuple[int, ...]]:
     """Plan and commit some requests with the engine's reports; return the planned orders."""
     orders = []
-    for number, blocks in enumerate(islice(requests(seed), count)):
+    for number, blocks in enumerate(islice(requests(seed, topics), count)):
         kind = number % kinds
         plan = planner.plan(blocks, **{name: str(kind)})  # type: ignore[arg-type]
         keys = [(kind, planned.block.fingerprint) for planned in plan.blocks]
@@ -68,7 +71,7 @@ def test_the_belief_follows_an_engine_that_grows_and_shrinks() -> None:
 
 
 def confidence(planner: ContextPlanner, kinds: int, name: Kind) -> float:
-    serve(planner, PrefixTree(40_000), 1_500, kinds, name)
+    serve(planner, PrefixTree(40_000), 2_500, kinds, name)
     agreement = planner.stats().residency_confidence
     assert agreement is not None
     return agreement
@@ -76,10 +79,11 @@ def confidence(planner: ContextPlanner, kinds: int, name: Kind) -> float:
 
 @pytest.mark.parametrize(("name", "share"), [("preamble", 40_000), ("tenant", 10_000)])
 def test_scopes_in_front_of_one_engine(name: Kind, share: int) -> None:
-    planner = ContextPlanner()
-    assert confidence(planner, 4, name) > confidence(ContextPlanner(capacity_tokens=40_000), 4, name)
-    # Preambles share the capacity, and each tenant learns its part of it.
-    assert planner.stats().capacity_tokens == pytest.approx(share, rel=0.2)
+    for tokens in ("auto", 40_000, 200_000):
+        planner = ContextPlanner(capacity_tokens=tokens)
+        assert confidence(planner, 4, name) > 0.9
+        # Preambles share the capacity, and each tenant learns its part of it.
+        assert planner.stats().capacity_tokens == pytest.approx(share, rel=0.2)
 
 
 def test_without_reports_it_is_the_default() -> None:
@@ -110,12 +114,57 @@ def test_the_metrics_replace_the_default_only() -> None:
     assert planner.stats().capacity_source == "reports"
 
 
-def test_a_given_capacity_stays() -> None:
-    planner = ContextPlanner(capacity_tokens=100_000)
-    serve(planner, PrefixTree(10_000), 300)
+@pytest.mark.parametrize("topics", [150, 2_000])
+@pytest.mark.parametrize("capacity", [6_000, 10_000, 30_000, 100_000])
+def test_a_right_capacity_stays(capacity: int, topics: int, caplog: pytest.LogCaptureFixture) -> None:
+    planner = ContextPlanner(capacity_tokens=capacity)
+    serve(planner, PrefixTree(capacity), 800, seed=capacity, topics=topics)
     planner.commit(planner.plan(["text"]), report=EngineReport(capacity_tokens=5_000))
-    assert planner.stats().capacity_tokens == 100_000
+    assert (planner.stats().capacity_tokens, planner.stats().capacity_source) == (capacity, "argument")
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("given", [10_000, 100_000, 500_000])
+def test_reports_replace_a_wrong_capacity(given: int, caplog: pytest.LogCaptureFixture) -> None:
+    planner = ContextPlanner(capacity_tokens=given)
+    engine = PrefixTree[object](30_000)
+    serve(planner, engine, 100)
+    assert planner.stats().capacity_tokens == given
+    serve(planner, engine, 900, seed=1)
+    assert planner.stats().capacity_tokens == pytest.approx(30_000, rel=0.15)
+    assert planner.stats().capacity_source == "reports against argument"
+    (record,) = caplog.records
+    assert f"contradict capacity_tokens={given} and show " in record.getMessage()
+    assert "used from now on" in record.getMessage()
+
+
+def test_reports_do_not_replace_a_fixed_capacity(caplog: pytest.LogCaptureFixture) -> None:
+    planner = ContextPlanner(capacity_tokens=FixedCapacity(100_000))
+    serve(planner, PrefixTree(10_000), 600, kinds=2)
+    stats = planner.stats()
+    assert (stats.capacity_tokens, stats.capacity_source) == (100_000, "argument against reports")
+    (record,) = caplog.records  # of two tenants, the first one
+    assert "fixed" in record.getMessage()
+
+
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_a_given_capacity_stays_behind_several_replicas(replicas: int) -> None:
+    planner = ContextPlanner(capacity_tokens=100_000)
+    engines = [PrefixTree[object](100_000) for _ in range(replicas)]
+    chance = random.Random(0)
+    for seed in range(600):
+        serve(planner, chance.choice(engines), 1, seed=seed)
     assert planner.stats().capacity_source == "argument"
+    assert planner.stats().engine_model == "replicas"
+
+
+def test_a_capacity_that_was_replaced_returns_with_a_profile(caplog: pytest.LogCaptureFixture) -> None:
+    planner = ContextPlanner(capacity_tokens=200_000)
+    serve(planner, PrefixTree(10_000), 400)
+    assert planner.stats().capacity_source == "reports against argument"
+    planner.report(planner.plan(["text"]), EngineReport(profile=as_profile("vllm-checkpoints(128)")))
+    assert (planner.stats().capacity_tokens, planner.stats().capacity_source) == (200_000, "argument")
+    assert len(caplog.records) == 1
 
 
 def test_a_reset_forgets_the_capacity() -> None:
@@ -132,10 +181,13 @@ def test_a_reset_forgets_the_capacity() -> None:
             st.lists(st.integers(0, 9), min_size=1, max_size=6, unique=True), st.integers(0, 8), st.integers(0, 10**12)
         ),
         max_size=60,
-    )
+    ),
+    st.sampled_from(["auto", 1, 10_000, FixedCapacity(1), FixedCapacity(10_000)]),
 )
-def test_any_report_leaves_a_usable_capacity(reports: list[tuple[list[int], int, int]]) -> None:
-    capacity = Capacity("auto")
+def test_any_report_leaves_a_usable_capacity(
+    reports: list[tuple[list[int], int, int]], given: int | Literal["auto"]
+) -> None:
+    capacity = Capacity(given)
     for path, held, tokens in reports:
         keys = [bytes([key]) for key in path]
         lengths = [tokens] * len(path)
