@@ -6,6 +6,7 @@ import hashlib
 import operator
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal, SupportsIndex, get_args
 
 __all__ = [
@@ -129,6 +130,8 @@ def as_blocks(blocks: Iterable[ContextBlock | str]) -> list[ContextBlock]:
     Raises:
         TypeError: `blocks` is a string, a mapping or not iterable, or contains something else.
     """
+    if type(blocks) is list and {*map(type, listed := blocks[:])} == {ContextBlock}:  # for speed
+        return listed
     if isinstance(blocks, str | bytes | Mapping) or not isinstance(blocks, Iterable):
         raise TypeError(f"blocks must be a sequence of ContextBlock or str, got one {type(blocks).__name__}")
     return [block if isinstance(block, ContextBlock) else _as_block(i, block) for i, block in enumerate(blocks)]
@@ -145,12 +148,17 @@ def distinct_blocks(listed: Sequence[ContextBlock]) -> tuple[Sequence[ContextBlo
     return _distinct(listed, range(len(listed)))
 
 
-def evidence_blocks(listed: Sequence[ContextBlock]) -> tuple[Sequence[ContextBlock], list[tuple[int, ...]]]:
+def evidence_blocks(listed: Sequence[ContextBlock]) -> tuple[Sequence[ContextBlock], Sequence[tuple[int, ...]]]:
     """Do the same as `distinct_blocks`, without the blocks that are blank."""
-    kept = [i for i, block in enumerate(listed) if block.text and not block.text.isspace()]  # `is_blank`, for speed
-    if len(kept) == len({block.fingerprint for block in listed}) == len(listed):
-        return listed, [(i,) for i in kept]
-    return _distinct(listed, kept)
+    blank = [block for block in listed if not block.text or block.text.isspace()]  # `is_blank`, for speed
+    if not blank and len({block.fingerprint for block in listed}) == len(listed):
+        return listed, _single_places(len(listed))
+    return _distinct(listed, [i for i, block in enumerate(listed) if not block.is_blank])
+
+
+@lru_cache(maxsize=64)
+def _single_places(blocks: int) -> tuple[tuple[int], ...]:
+    return tuple([(i,) for i in range(blocks)])
 
 
 def _distinct(

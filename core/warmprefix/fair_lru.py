@@ -111,6 +111,10 @@ class FairLru(Generic[K, V]):
         self.size += change
         size = self._sizes.pop(tenant, None)
         if size is not None:
+            if len(self._by_size[size]) == 1 and size + change not in self._by_size and self._keys[tenant]:
+                self._sizes[tenant] = size + change
+                self._by_size[size + change] = self._by_size.pop(size)
+                return
             del self._by_size[size][tenant]
             if not self._by_size[size]:
                 del self._by_size[size]

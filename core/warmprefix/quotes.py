@@ -6,6 +6,7 @@ import codecs
 import re
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 
 __all__ = ["COMBINING", "INVISIBLE", "QUOTATION_MARKS", "folded", "quotes_of"]
 
@@ -34,6 +35,7 @@ _RUN_WORDS = 32
 _OVERLAP_WORDS = 16
 
 _NOT_WORDS = bytes(code for code in range(128) if not chr(code).isalnum())
+_NOT_WORDS_OR_BREAKS = _NOT_WORDS.replace(b"\x00", b"")
 _HANDLER = "warmprefix.folded"
 _NORMALIZED = 256
 """Characters that are normalised at a time: sorting their marks may take quadratic time."""
@@ -99,7 +101,7 @@ def quotes_of(
     >>> quotes_of(["The sky is blue at noon.", "The sky is blue.", "Grass"], 3)
     ['The sky is blue at']
     """
-    folds = [folded(text) for text in texts]
+    folds = _folds(texts)
     found: list[str] = []
     for i, text in enumerate(texts[:number]):
         if [lead_in for lead_in in lead_ins if lead_in in folds[i]]:
@@ -110,6 +112,13 @@ def quotes_of(
             break
         found.append(quote)
     return found
+
+
+def _folds(texts: Sequence[str]) -> Sequence[bytes]:
+    """Return the fold of each text, in one pass unless a text holds the sign between them."""
+    together = "\x00".join(texts).encode("ascii", _HANDLER).translate(None, _NOT_WORDS_OR_BREAKS).lower()
+    folds = together.split(b"\x00")
+    return folds if len(folds) == len(texts) else [folded(text) for text in texts]
 
 
 class _Passage:
@@ -123,10 +132,15 @@ class _Passage:
 
     def is_only_here(self, fold: bytes) -> bool:
         """Return True if no other text holds `fold`, and no two texts where they meet."""
-        return fold not in self._others and not any(
-            b"%b\n" % fold[:cut] in self._tails and self._is_joint(fold[:cut], fold[cut:])
-            for cut in range(1, len(fold))
-        )
+        if fold in self._others:
+            return False
+        for cut in range(1, len(fold)):
+            before = fold[:cut]
+            if before not in self._tails:  # nor is anything longer
+                return True
+            if before + b"\n" in self._tails and self._is_joint(before, fold[cut:]):
+                return False
+        return True
 
     def _is_joint(self, before: bytes, behind: bytes) -> bool:
         """Return True if a text ends with `before`, and another one or several could go on with `behind`."""
@@ -162,11 +176,13 @@ def _quote(text: str, passage: _Passage, least: int) -> str | None:
             folded_to = start
             if at + _MOST_BYTES <= shared_to:
                 continue
-            pieces = _pieces(text, run[first:], least)
+            more = _pieces(text, run[first:], least)
+            pieces = [*islice(more, 1)]
             if not pieces:
                 continue
             if passage.is_only_here(pieces[0][1]):
                 return pieces[0][0]
+            pieces += more
             if passage.is_only_here(pieces[-1][1]):
                 return next(quote for quote, fold in pieces if passage.is_only_here(fold))
             tries += 1
@@ -176,18 +192,16 @@ def _quote(text: str, passage: _Passage, least: int) -> str | None:
     return None
 
 
-def _pieces(text: str, words: Sequence[tuple[int, int]], least: int) -> list[tuple[str, bytes]]:
-    """Return the quotes that begin with the first of these words, with their folds, the shortest first."""
+def _pieces(text: str, words: Sequence[tuple[int, int]], least: int) -> Iterator[tuple[str, bytes]]:
+    """Yield the quotes that begin with the first of these words, with their folds, the shortest first."""
     start, end = words[0]
-    pieces: list[tuple[str, bytes]] = []
     if folded(text[start:end]):
         for _, end in words:
             fold = folded(text[start:end])
             if len(fold) > _MOST_BYTES:
                 break
             if len(fold) >= least:
-                pieces.append((text[start:end].rstrip(".,;:!?…。、，"), fold))
-    return pieces
+                yield text[start:end].rstrip(".,;:!?…。、，"), fold
 
 
 def _runs(text: str) -> Iterator[list[tuple[int, int]]]:

@@ -265,9 +265,9 @@ class PlannerMetrics:
         """Add a plan and its order of distinct blocks to the counters; the caller holds the lock."""
         counts = self.counts
         counts["plans"] += 1
-        counts["planned_tokens"] += sum([planned.block.tokens for planned in plan.blocks])
+        counts["planned_tokens"] += plan.total_tokens
         counts["resident_tokens"] += plan.resident_tokens
-        counts["reordered_plans"] += list(order) != sorted(order)
+        counts["reordered_plans"] += [*order] != [*range(len(order))]
         counts["note_tokens"] += plan.note_tokens
         if not plan.opens_prompt:  # only then can there be references
             counts["references"] += len(plan.references)

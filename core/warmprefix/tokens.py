@@ -333,8 +333,10 @@ def needs_note(templates: Templates, annotation: Annotation, ranks: Sequence[int
         ranks: For each block in planned order, its place in relevance order; distinct. Without the blocks that
             continue a run: a note names a run by its first block, because the order within it is a fact.
     """
+    if annotation not in ("note", "both") or not ranks:
+        return False
     named = templates.most_quoted if annotation == "note" else templates.most_named
-    return annotation in ("note", "both") and list(ranks[:named]) != sorted(ranks)[:named]
+    return ranks[0] != min(ranks) if named == 1 else [*ranks[:named]] != sorted(ranks)[:named]
 
 
 def _note(

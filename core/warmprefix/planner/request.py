@@ -201,9 +201,11 @@ class RequestPlanner:
                 view = PrefixView(scope.tree, (), in_flight, waiting, note.price, scope.reader)
                 order = self._order(scope, distinct, view, note, joined, reorders)
             text, note_tokens = note.written(order)
+            positions, templates = draft.positions, writer.templates
+            new: type[tuple[object, ...]] = tuple
             planned = tuple(
                 [
-                    PlannedBlock(distinct[i], draft.positions[i], *resolved[i], writer.templates, names, i in joined)
+                    new.__new__(PlannedBlock, (distinct[i], positions[i], *resolved[i], templates, names, i in joined))
                     for i in order
                 ]
             )
