@@ -196,6 +196,28 @@ class Engine(BaseHTTPRequestHandler):
         pass
 
 
+def test_touches_are_counted_and_paid_for(run: Run, tmp_path: Path) -> None:
+    """Two of ten requests have the same blocks, which are evicted in between unless they are touched."""
+    lines: list[dict[str, Any]] = [{"name": "again"}, *({"block": i, "tokens": 100} for i in range(2_005))]
+    for number in range(400):
+        first = 0 if number % 10 < 2 else 5 * number
+        lines.append({"request": number, "blocks": list(range(first, first + 5))})
+    trace = tmp_path / "again.jsonl"
+    trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    options = ["--policies", "relevance,coaccess", "--capacity-tokens", "3500", "--json", "-"]
+    results = {
+        retention: json.loads(run("replay", trace, *options, "--retention", retention).stdout)
+        for retention in ("none", "touches", "priorities")
+    }
+    for retention, document in results.items():
+        assert document["retention"] == retention
+        before, after = document["results"]
+        assert (before["touches"], before["touch_tokens"], before["saved_tokens"]) == (0, 0, 40 * 500)
+        assert after["net_saved_tokens"] == after["saved_tokens"] - before["saved_tokens"] - after["touch_tokens"]
+        assert after["touch_tokens"] >= 18 * after["touches"]
+        assert (after["net_saved_tokens"] > 10_000) == (after["touches"] > 0) == (retention != "none")
+
+
 def test_engine_counts_the_tokens_of_notes(run: Run, trace: Path) -> None:
     options = ["--policies", "greedy", "--capacity-tokens", "unbounded", "--annotate", "labels", "--json", "-"]
     with ThreadingHTTPServer(("127.0.0.1", 0), Engine) as engine:
@@ -258,6 +280,7 @@ BAD_OPTIONS = [
     (["--answer-tokens", -1], "--answer-tokens must be 0 or more", "got -1"),
     (["--annotate", "all"], "--annotate", "'all' is not one of 'auto', 'note', 'labels', 'both', 'none'"),
     (["--waiting", -1], "--waiting must be from 0 to 32", "got -1"),
+    (["--retention", "pins"], "--retention", "'pins' is not one of 'none', 'touches', 'priorities'"),
     (["--waiting", 33], "--waiting must be from 0 to 32", "got 33"),
     (["--answer-tokens", 5], "--answer-tokens needs --placement tail", "got 5 with head"),
     (["--prefill-rate", 0.5], "--prefill-rate must be from 1 to 1,000,000,000,000", "got 0.5"),

@@ -6,19 +6,35 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from warmprefix import ContextPlanner
 from warmprefix.annotate import Annotate, Templates, has_labels
 from warmprefix.ordering import OrderingPolicy
-from warmprefix.plan import ContextPlan, Placement
+from warmprefix.plan import ContextPlan, Placement, Scope, Touch
+from warmprefix.residency import EngineReport
 from warmprefix.stores import MemorySeenStore, RecordBounds
 from warmprefix.tokens import CheckedCounter, NoteWriter, TokenCounter, as_counter
 from warmprefix.traces import NoRecorder
 from warmprefix_tools.replay.results import TODAY
 from warmprefix_tools.replay.workload import ReplayRequest, Workload
 
-__all__ = ["ArrangeOptions", "ContextOrder", "PlannerArranger", "RelevanceArranger", "RequestArranger"]
+__all__ = [
+    "TOUCH_REST",
+    "ArrangeOptions",
+    "ContextOrder",
+    "KeepBy",
+    "PlannerArranger",
+    "RelevanceArranger",
+    "RequestArranger",
+]
+
+KeepBy = Literal["none", "touches", "priorities"]
+"""How the engine is asked to keep what is expected back: not at all, by touches, or by touches with priorities."""
+_MOST_SAVED_UP = 8
+"""Touches that may be sent in a row; each request allows one more."""
+TOUCH_REST = 17
+"""Tokens of a touch behind the blocks that it keeps: they are computed each time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +49,8 @@ class ArrangeOptions:
     """Counts labels, notes and references; the planner's estimate for None."""
     waiting: int = 0
     """Number of requests of the same scope that wait while one is planned: those that follow in the trace."""
+    retention: KeepBy = "none"
+    """With `priorities` the planner has the profile of an engine that evicts by them."""
 
 
 class ContextOrder(NamedTuple):
@@ -48,6 +66,8 @@ class ContextOrder(NamedTuple):
     """Tokens of the notes behind the blocks: of the order annotation, and of the references."""
     plan_seconds: float = 0.0
     commit_seconds: float = 0.0
+    plan_id: str = ""
+    """Name of the plan, for touches."""
 
     @property
     def written_tokens(self) -> int:
@@ -103,7 +123,11 @@ class PlannerArranger:
             templates=templates,
             annotate=annotate,
             tokenizer=options.tokenizer,
+            profile="priority-eviction" if options.retention == "priorities" else "auto",
         )
+        self._retention: KeepBy = "none" if is_today else options.retention
+        self._allowed = _MOST_SAVED_UP
+        self._scope: Scope | None = None
         # The planner counts failures of the tokenizer; this writer repeats its calls.
         counter = CheckedCounter(as_counter(options.tokenizer), lambda: None)
         self._writer = NoteWriter(templates, annotate, counter)
@@ -134,6 +158,7 @@ class PlannerArranger:
         committed = time.perf_counter()
         self._planner.commit(plan)
         done = time.perf_counter()
+        self._scope = plan.scope
         labels = self._label_tokens(plan)
         return ContextOrder(
             order=plan.order,
@@ -142,7 +167,22 @@ class PlannerArranger:
             note_tokens=plan.note_tokens - sum(labels),
             plan_seconds=committed - planned,
             commit_seconds=done - committed,
+            plan_id=plan.id,
         )
+
+    def touches(self) -> list[Touch]:
+        """Return what to touch in the scope of the latest request, as far as requests have allowed touches."""
+        if self._retention == "none" or self._scope is None:
+            return []
+        self._allowed = min(self._allowed + 1, _MOST_SAVED_UP)
+        touches = self._planner.touches(self._scope, self._allowed)
+        self._allowed -= len(touches)
+        return touches
+
+    def touched(self, touch: Touch, found_tokens: int) -> None:
+        """Pass on the engine's answer to a touch."""
+        report = EngineReport(cached_tokens=found_tokens, prompt_tokens=touch.tokens + TOUCH_REST)
+        self._planner.touched(touch, report)
 
     def _label_tokens(self, plan: ContextPlan) -> tuple[int, ...]:
         if not has_labels(plan.annotation):

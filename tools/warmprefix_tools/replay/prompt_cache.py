@@ -15,8 +15,8 @@ from itertools import count
 from typing import NamedTuple, Protocol
 
 from warmprefix.plan import Placement
-from warmprefix.prefix import PrefixTree
 from warmprefix_tools.replay.arrange import ContextOrder
+from warmprefix_tools.replay.engine_cache import EngineCache
 from warmprefix_tools.replay.workload import ReplayRequest, Workload
 
 __all__ = ["CacheModel", "CachedPieces", "PromptLayout", "ReplayPrompt", "prompt_layout"]
@@ -41,6 +41,10 @@ class ReplayPrompt(NamedTuple):
     """Tokens of all labels, notes and references in the prompt."""
     question_tokens: int
     """Tokens of this turn's question, which is new to every cache."""
+
+    def lengths(self) -> Sequence[int]:
+        """Return all tokens of each piece."""
+        return list(map(operator.add, self.tokens, self.written)) if self.written else self.tokens
 
 
 class PromptLayout(Protocol):
@@ -118,21 +122,24 @@ class CachedPieces(NamedTuple):
 
 
 class CacheModel:
-    """A prefix cache that serves one prompt after another; no planner reads it.
+    """A prefix cache that serves one prompt after another; it shares no code with the planner's mirror.
 
-    The state is a `PrefixTree`, as in the planner's own mirror, but it receives the prompts of all scopes, while the
-    mirror receives the commits of one. If it is full, it evicts the least recently used paths from their tails. A
-    second tree without a bound separates evicted tokens from those that were never held.
+    It receives the prompts of all scopes, while the mirror receives the commits of one. A second cache without a bound
+    separates evicted tokens from those that were never held.
     """
 
-    def __init__(self, capacity_tokens: int | None, requests: int) -> None:
-        """Make room for `capacity_tokens`, or without a bound for None, and `requests`."""
-        max_nodes = 2 * requests + 1
-        self._held = PrefixTree[int](capacity_tokens, max_nodes)
-        self._ever = None if capacity_tokens is None else PrefixTree[int](None, max_nodes)
+    def __init__(self, capacity_tokens: int | None) -> None:
+        """Make room for `capacity_tokens`, or without a bound for None."""
+        self._held = EngineCache(capacity_tokens)
+        self._ever = None if capacity_tokens is None else EngineCache(None)
 
-    def serve(self, prompt: ReplayPrompt) -> CachedPieces:
+    def serve(self, prompt: ReplayPrompt, priority: int = 0) -> CachedPieces:
         """Return how much of a prompt is cached, then hold all of it. O(len(prompt.keys))."""
-        lengths = list(map(operator.add, prompt.tokens, prompt.written)) if prompt.written else prompt.tokens
-        now = self._held.insert(prompt.keys, lengths).blocks
-        return CachedPieces(now, now if self._ever is None else self._ever.insert(prompt.keys, lengths).blocks)
+        lengths = prompt.lengths()
+        now = self._held.serve(prompt.keys, lengths, priority)
+        return CachedPieces(now, now if self._ever is None else self._ever.serve(prompt.keys, lengths))
+
+    def touch(self, prompt: ReplayPrompt, pieces: int, priority: int = 0) -> int:
+        """Serve the first pieces of an earlier prompt again; return the tokens of them that are cached."""
+        lengths = prompt.lengths()[:pieces]
+        return sum(lengths[: self._held.serve(prompt.keys[:pieces], lengths, priority)])

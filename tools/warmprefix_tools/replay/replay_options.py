@@ -14,6 +14,7 @@ from warmprefix.plan import Placement
 from warmprefix_baselines import POLICIES
 from warmprefix_requests.prices import with_prices
 from warmprefix_tools.option_checks import check_files, check_least, check_range, output_files
+from warmprefix_tools.replay.arrange import KeepBy
 from warmprefix_tools.replay.workload import DEFAULT_K
 
 try:
@@ -85,6 +86,9 @@ class ReplayOptions:
     annotate: AnnotateOption = "auto"
     tokenizer: TokenizerOption = None
     waiting: Annotated[int, Option(help="Requests that wait while one is planned: those that follow in the trace.")] = 0
+    retention: Annotated[
+        KeepBy, Option(help="How the cache is asked to keep what comes again: by touches, also with priorities.")
+    ] = "none"
     profile: ProfileOption = None
     preamble_tokens: Annotated[int, Option(help="With --profile: tokens in front of every context.")] = 0
     answer_tokens: Annotated[int, Option(help="With tail: the length of the answers in the history.")] = 0

@@ -96,6 +96,10 @@ class ReplayResult:
     """Tokens of the labels, notes and references in all prompts; with `tail` also of those in the history."""
     saved_note_tokens: int = 0
     """Those of them that were found in the cache."""
+    touches: int = 0
+    """Requests that only kept something in the cache; the other counts are without them."""
+    touch_tokens: int = 0
+    """What they cost: prefilled tokens, and an answer of one token each."""
     profile_use: CacheUse | None = None
     """Tokens of all whole prompts in the cache of a profile, if there is one."""
     today_profile_use: CacheUse | None = None
@@ -137,11 +141,12 @@ class ReplayResult:
 
     @property
     def net_prefilled_tokens(self) -> int:
-        return self.prefilled_tokens + self.prefilled_note_tokens
+        """Tokens to compute: of prompts, labels, notes, references, and touches."""
+        return self.prefilled_tokens + self.prefilled_note_tokens + self.touch_tokens
 
     @property
     def net_saved_tokens(self) -> int:
-        """Tokens that need no prefill any more, less those of labels, notes and references; negative for a loss."""
+        """Tokens that need no prefill any more, less what warmprefix adds; negative for a loss."""
         return self.today_prefilled_tokens - self.net_prefilled_tokens
 
     @property

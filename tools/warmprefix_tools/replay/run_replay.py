@@ -91,6 +91,7 @@ def _replay(
                 annotate=options.annotate,
                 tokenizer=tokenizer,
                 waiting=options.waiting,
+                retention=options.retention,
                 profile=options.cache_profile,
                 preamble_tokens=options.preamble_tokens,
             )
@@ -129,7 +130,7 @@ def _as_json(results: Sequence[ReplayResult], options: ReplayOptions, estimates:
     return {
         "warmprefix": __version__,
         "python": platform.python_version(),
-        **{name: getattr(options, name) for name in ("annotate", "tokenizer", "waiting")},
+        **{name: getattr(options, name) for name in ("annotate", "tokenizer", "waiting", "retention")},
         **({} if options.profile is None else {"profile": options.profile, "preamble_tokens": options.preamble_tokens}),
         "estimates": asdict(estimates),
         "results": [_result_as_json(result, estimates, options.cache_profile) for result in results],
@@ -140,8 +141,8 @@ _RESULT_FIELDS = (
     "trace", "policy", "capacity_tokens", "k", "placement", "requests", "hit_ratio", "saved_tokens", "total_tokens",
     "prefilled_tokens", "plan_us_p50", "plan_us_p99", "commit_us_p50", "commit_us_p99", "gained_requests",
     "lost_requests", "reordered_requests", "untouched_requests", "referring_requests", "reference_tokens",
-    "note_tokens", "saved_note_tokens", "today_saved_tokens", "today_total_tokens", "net_saved_tokens",
-    "prefill_change", "policy_errors", "tokenizer_errors",
+    "note_tokens", "saved_note_tokens", "touches", "touch_tokens", "today_saved_tokens", "today_total_tokens",
+    "net_saved_tokens", "prefill_change", "policy_errors", "tokenizer_errors",
 )  # fmt: skip
 
 

@@ -13,8 +13,10 @@ from warmprefix.plan import Placement
 from warmprefix.tokens import TokenCounter
 from warmprefix_tools.caches import CacheUse
 from warmprefix_tools.replay.arrange import (
+    TOUCH_REST,
     ArrangeOptions,
     ContextOrder,
+    KeepBy,
     PlannerArranger,
     RelevanceArranger,
     RequestArranger,
@@ -30,6 +32,8 @@ Observe = Callable[[ReplayRequest, ContextOrder], object]
 """Receives each request with its order once it is served."""
 
 _STRETCHES = 100
+_ANSWER_TOKENS = 1
+"""Of a touch."""
 
 
 def _ignore(request: ReplayRequest, order: ContextOrder) -> None:
@@ -49,6 +53,7 @@ class Replay:
         templates: Templates | None = None,
         tokenizer: TokenCounter | None = None,
         waiting: int = 0,
+        retention: KeepBy = "none",
         profile: CacheProfile | None = None,
         preamble_tokens: int = 0,
     ) -> None:
@@ -60,6 +65,7 @@ class Replay:
             answer_tokens: With `tail`: the length of every answer, which stays in the history. Traces do not have it.
             annotate, templates, tokenizer: As for `ContextPlanner`.
             waiting: Number of requests of the same scope that wait while one is planned; see `ContextPlanner.queued`.
+            retention: How the cache is asked to keep what is expected back. With `priorities` it evicts by them.
             profile: A cache to serve the same prompts from too, next to one that matches everywhere.
             preamble_tokens: Tokens in front of every context, for that cache.
 
@@ -75,7 +81,7 @@ class Replay:
         self.answer_tokens = answer_tokens
         self.profile = profile
         self._preamble_tokens = preamble_tokens
-        self._options = ArrangeOptions(placement, annotate, templates, tokenizer, waiting)
+        self._options = ArrangeOptions(placement, annotate, templates, tokenizer, waiting, retention)
         self._today: dict[int | None, _Tally] = {}
 
     def run(
@@ -148,6 +154,8 @@ class Replay:
             plan_us_p99=_quantile(run.plan_seconds, 0.99) * 1e6,
             commit_us_p50=_quantile(run.commit_seconds, 0.5) * 1e6,
             commit_us_p99=_quantile(run.commit_seconds, 0.99) * 1e6,
+            touches=run.touches,
+            touch_tokens=run.touch_tokens,
             profile_use=run.profile_use,
             today_profile_use=today.profile_use,
         )
@@ -156,7 +164,7 @@ class Replay:
         self, arranger: RequestArranger, capacity_tokens: int | None, observe: Observe, *, plans_marks: bool
     ) -> _Tally:
         requests = self.workload.requests
-        cache = CacheModel(capacity_tokens, len(requests))
+        cache = CacheModel(capacity_tokens)
         layout = prompt_layout(self.workload, self.placement, self.answer_tokens)
         other = None
         if self.profile is not None:
@@ -169,10 +177,17 @@ class Replay:
                 plans_marks=plans_marks,
             )
         tally = _Tally()
-        for request in requests:
+        sent: dict[str, ReplayPrompt] = {}
+        for number, request in enumerate(requests):
             order = arranger.arrange(request)
-            prompt = layout.lay_out(request, order)
-            tally.add(request, order, prompt, cache.serve(prompt))
+            prompt = sent[order.plan_id] = layout.lay_out(request, order)
+            # Each request has its number as its priority, so that an older one counts less.
+            tally.add(request, order, prompt, cache.serve(prompt, number))
+            if isinstance(arranger, PlannerArranger):
+                for touch in arranger.touches():
+                    found = cache.touch(sent[touch.plan_id], touch.blocks, number + touch.priority)
+                    arranger.touched(touch, found)
+                    tally.add_touch(touch.tokens - found)
             if other is not None:
                 other.serve(request, prompt)
             observe(request, order)
@@ -199,6 +214,12 @@ class _Tally:
         self.reordered = 0
         self.referring = 0
         self.untouched = 0
+        self.touches = 0
+        self.touch_tokens = 0
+
+    def add_touch(self, missing_tokens: int) -> None:
+        self.touches += 1
+        self.touch_tokens += missing_tokens + TOUCH_REST + _ANSWER_TOKENS
 
     def add(self, request: ReplayRequest, order: ContextOrder, prompt: ReplayPrompt, cached: CachedPieces) -> None:
         saved, saved_note_tokens = sum(prompt.tokens[: cached.now]), sum(prompt.written[: cached.now])
