@@ -213,7 +213,7 @@ _BUILT_IN = (
         eviction="priority",
         isolation="cache_salt",
         as_of="2026-11-26",
-        source="SGLang 0.5.23 with --radix-eviction-policy priority and --enable-priority-scheduling",
+        source="SGLang 0.5.23 with --radix-eviction-policy priority, without priority scheduling",
     ),
     CacheProfile(
         "anthropic",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from contextlib import suppress
 from math import prod
 
-from warmprefix.cache_profiles import CacheProfile, vllm_checkpoints
+from warmprefix.cache_profiles import PROFILES, CacheProfile, vllm_checkpoints
 from warmprefix.errors import EngineError
 from warmprefix.residency import EngineReport
 
@@ -47,9 +48,10 @@ def capacity_from_metrics(source: str, *, timeout: float = 5.0) -> int:
 
 
 def report_from_metrics(source: str, *, timeout: float = 5.0) -> EngineReport:
-    """Return the capacity of an engine's cache, and its profile if the engine keeps checkpoints.
+    """Return the capacity of an engine's cache, and its profile if the engine keeps checkpoints or evicts by priority.
 
-    vLLM's metrics show it for recurrent layers; for sliding windows they do not.
+    vLLM's metrics show it for recurrent layers; for sliding windows they do not. SGLang shows both in its
+    `/server_info`, also if it has no metrics.
 
     >>> text = 'vllm:cache_config_info{block_size="528",mamba_cache_mode="align",num_gpu_blocks="None"} 1.0'
     >>> report_from_metrics(text).profile.name
@@ -63,7 +65,14 @@ def report_from_metrics(source: str, *, timeout: float = 5.0) -> EngineReport:
         EngineError: The engine could not be reached.
         ValueError: `source` is an address that is not `http` or `https`.
     """
-    text = _text(source, timeout)
+    try:
+        text = _text(source, timeout)
+    except EngineError:
+        if (report := _report_from_info(source, timeout)) is not None:
+            return report
+        raise
+    if _SGLANG.search(text) is not None and (report := _report_from_info(source, timeout)) is not None:
+        return report
     profile: CacheProfile | None = None
     for labels in _VLLM.findall(text):
         values = dict(_LABEL.findall(labels))
@@ -71,6 +80,25 @@ def report_from_metrics(source: str, *, timeout: float = 5.0) -> EngineReport:
         if values.get("mamba_cache_mode") == "align" and block.isascii() and block.isdigit() and int(block):
             profile = vllm_checkpoints(int(block))
     return EngineReport(capacity_tokens=_capacity(text), profile=profile)
+
+
+def _report_from_info(address: str, timeout: float) -> EngineReport | None:
+    """Return what SGLang's `/server_info` shows; None if there is none at the address."""
+    if not _is_address(address):
+        return None
+    try:
+        info = json.loads(_text(address, timeout, "/server_info"))
+    except (EngineError, ValueError, RecursionError):
+        return None
+    if not isinstance(info, dict) or "radix_eviction_policy" not in info:
+        return None
+    # With priority scheduling the same number decides which request runs next, and which is interrupted.
+    evicts_by_priority = info["radix_eviction_policy"] == "priority" and info.get("enable_priority_scheduling") is False
+    tokens = info.get("max_total_num_tokens")
+    return EngineReport(
+        capacity_tokens=tokens if type(tokens) is int and tokens > 0 else None,
+        profile=PROFILES["priority-eviction"] if evicts_by_priority else None,
+    )
 
 
 def _capacity(text: str) -> int | None:
@@ -84,16 +112,20 @@ def _capacity(text: str) -> int | None:
     return min([int(value) for value in found if value >= 1], default=None)
 
 
-def _text(address: str, timeout: float) -> str:
-    """Return the text of the metrics at an address, or the argument itself if it is their text."""
-    if "://" not in address or "\n" in address:
+def _is_address(source: str) -> bool:
+    return "://" in source and "\n" not in source
+
+
+def _text(address: str, timeout: float, path: str = "/metrics") -> str:
+    """Return the text at a path of an address, or the argument itself if it is the text."""
+    if not _is_address(address):
         return address
     import http.client  # slow imports, for a function that is called once
     import urllib.request
 
     if not address.startswith(("http://", "https://")):
         raise ValueError(f"source must be an http or https address, or the text of metrics, got {address!r}")
-    url = f"{address.rstrip('/').removesuffix('/v1').removesuffix('/metrics')}/metrics"
+    url = f"{address.rstrip('/').removesuffix('/v1').removesuffix('/metrics')}{path}"
     try:
         with urllib.request.urlopen(url, timeout=timeout) as answer:  # noqa: S310 - the scheme was checked
             body: bytes = answer.read(_MAX_BYTES)

@@ -15,9 +15,10 @@ from typing import Any
 from warmprefix.errors import MissingExtraError
 from warmprefix_openai.answer import WholeAnswer
 from warmprefix_openai.exchange import Exchange, Verdict
+from warmprefix_openai.http_requests import with_body
 from warmprefix_openai.primer import Primer
 from warmprefix_openai.tracker import PlanTracker
-from warmprefix_openai.writer import LinkWriter, Opening, with_body
+from warmprefix_openai.writer import LinkWriter, Opening
 from warmprefix_requests import OutgoingRequest
 
 _log = logging.getLogger("warmprefix")
@@ -43,6 +44,8 @@ def linked_client(writer: LinkWriter, kind: Any, options: Mapping[str, Any]) -> 
         if opening.exchange is None:
             return _permitted(writer, opening, forward)(opening.request, stream=stream)
         response = _send(writer, opening, opening.exchange, forward)
+        if opening.kept is not None and response.status_code < 300:
+            writer.tracker.touches.keep(opening.kept, opening.request, client, kind, given, is_async=False)
         if not stream:
             try:
                 response.read()
@@ -66,6 +69,8 @@ def linked_async_client(writer: LinkWriter, kind: Any, options: Mapping[str, Any
         if opening.exchange is None:
             return await (await _apermitted(writer, opening, forward))(opening.request, stream=stream)
         response = await _asend(writer, opening, opening.exchange, forward)
+        if opening.kept is not None and response.status_code < 300:
+            writer.tracker.touches.keep(opening.kept, opening.request, client, kind, given, is_async=True)
         if not stream:
             try:
                 await response.aread()
@@ -74,7 +79,11 @@ def linked_async_client(writer: LinkWriter, kind: Any, options: Mapping[str, Any
                 raise
         return response
 
-    return type("AsyncLinkClient", (kind,), {"send": send})(**options)
+    async def aclose(client: Any) -> None:
+        await writer.tracker.touches.leave(client)
+        await kind.aclose(client)
+
+    return type("AsyncLinkClient", (kind,), {"send": send, "aclose": aclose})(**options)
 
 
 def _carry(writer: LinkWriter, request: Any, opening: Opening) -> Opening:

@@ -36,27 +36,39 @@ _HOSTED = (
 class EngineMetrics:
     """Capacity of the smallest engine that requests went to, and the cache profile that an engine's metrics show.
 
-    Each engine is asked once, on a daemon thread, and only for a planner that learns one of them. Hosted APIs are not
-    asked. Thread-safe.
+    Each engine is asked once, on a daemon thread. Hosted APIs are not asked. Thread-safe.
     """
 
-    def __init__(self, planner: ContextPlanner, read: Callable[[str], EngineReport] = report_from_metrics) -> None:
+    def __init__(
+        self,
+        planner: ContextPlanner,
+        read: Callable[[str], EngineReport] = report_from_metrics,
+        *,
+        always: bool = False,
+    ) -> None:
+        """Ask nothing yet. With `always`, engines are asked for a planner that learns nothing from them, too."""
         self._planner = planner
         self._read = read
+        self._always = always
         self._engines: set[str] = set()
+        self._shown: set[str] = set()
         self._tokens: int | None = None
         self._profile: CacheProfile | None = None
 
     def visit(self, url: Any) -> None:
         """Read the metrics of the engine behind a URL of httpx, unless that was done. Does not wait."""
-        engine = f"{url.scheme}://{url.netloc.decode('ascii')}{url.path.partition('/v1/')[0]}"
+        engine = _engine(url)
         if engine in self._engines or len(self._engines) >= _MAX_ENGINES:
             return
         self._engines.add(engine)
         stats = self._planner.stats()
         is_learned = stats.capacity_source != "argument" or stats.profile_source != "argument"
-        if is_learned and not f".{url.host}".endswith(_HOSTED):
+        if (is_learned or self._always) and not f".{url.host}".endswith(_HOSTED):
             threading.Thread(target=self._ask, args=(engine,), name="warmprefix-metrics", daemon=True).start()
+
+    def shows(self, url: Any) -> bool:
+        """Return True if the engine behind a URL of httpx has shown its metrics, as one of the application's own."""
+        return _engine(url) in self._shown
 
     def _ask(self, engine: str) -> None:
         try:
@@ -65,6 +77,7 @@ class EngineMetrics:
             _log.debug("capacity and profile of an engine are learned from its reports: %s", error)
             return
         if report.capacity_tokens is not None:
+            self._shown.add(engine)
             tokens = report.capacity_tokens
             self._tokens = tokens if self._tokens is None else min(tokens, self._tokens)
         self._profile = report.profile or self._profile
@@ -75,3 +88,8 @@ class EngineMetrics:
             return report
         report = report or EngineReport()
         return replace(report, capacity_tokens=self._tokens, profile=self._profile or report.profile)
+
+
+def _engine(url: Any) -> str:
+    """Return the address of an engine, which ends in front of its `/v1`."""
+    return f"{url.scheme}://{url.netloc.decode('ascii')}{url.path.partition('/v1/')[0]}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from warmprefix.plan import ContextPlan
 from warmprefix.residency import EngineReport
@@ -15,6 +15,7 @@ from warmprefix_openai.retry import is_transient, retry_after
 from warmprefix_openai.server_turns import ServerTurn
 from warmprefix_requests import Attempt, OutgoingRequest, block_ends
 from warmprefix_requests.marks import CacheMarker, MarkedBody
+from warmprefix_requests.touches import Toucher
 
 __all__ = ["Exchange", "Verdict"]
 
@@ -56,6 +57,8 @@ class Exchange:
         attempt: Attempt,
         *,
         marker: CacheMarker | None,
+        toucher: Toucher[Any],
+        count: Callable[[str], object],
         on_error: Callable[[str], object],
         turn: ServerTurn | None = None,
     ) -> None:
@@ -66,7 +69,11 @@ class Exchange:
         self._marker = marker
         self._refused: MarkedBody | None = None
         """The marks that an answer may have refused."""
+        self._toucher = toucher
+        self._count = count
         self._on_error = on_error
+        self._is_in_flight = False
+        self._has_priority = "retention" in attempt.request.optional
         self._turn = turn
         """None if the request shows the whole prompt."""
         self._began = time.perf_counter()
@@ -88,6 +95,9 @@ class Exchange:
     def sending(self) -> None:
         """Note that the request is sent now."""
         self._began = time.perf_counter()
+        if not self._is_in_flight:
+            self._is_in_flight = True
+            self._toucher.began()
 
     def answered(self, status: int) -> OutgoingRequest | None:
         """Note the status of an answer; return a request to send once more, without refused fields, or None."""
@@ -99,6 +109,9 @@ class Exchange:
             self._refused = marked
         elif attempt.is_refused and self._refused is not None and self._marker is not None:
             self._marker.refused()
+        if again is None and status < 300 and self._has_priority:
+            is_taken = "retention" in attempt.request.optional
+            self._count("priorities" if is_taken else "refused_priorities")
         return again
 
     def head(self, status: int, headers: Mapping[str, str]) -> Verdict | None:
@@ -200,6 +213,8 @@ class Exchange:
 
     def _verdict(self, step: Step, delay: float = 0.0) -> Verdict:
         self._over = True
+        if self._is_in_flight:
+            self._toucher.ended()
         turn_id = self._kept_turn() if step == "commit" else None
         commits = step in ("commit", "commit part")
         if commits and turn_id is None and self._plan.tracked and self._turn is not None and self._turn.adds_text:

@@ -13,10 +13,13 @@ from warmprefix_openai.engine_metrics import EngineMetrics
 from warmprefix_openai.exchange import Verdict
 from warmprefix_openai.plans import PLAN_HEADER, Sending, SentPlan, sending_now
 from warmprefix_openai.primer import Primer, PrimeStats
+from warmprefix_openai.touching import LinkTouches
 from warmprefix_openai.tracker import LinkStats, PlanTracker
 from warmprefix_openai.writer import LinkWriter
 from warmprefix_requests.marks import MarkStats
 from warmprefix_requests.outgoing import TokenIds
+from warmprefix_requests.retention import RequestPriorities
+from warmprefix_requests.touches import Toucher, TouchStats
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -44,8 +47,8 @@ class EngineLink:
 
     Streams report their usage; an application that did not ask for it does not see it.
 
-    For a planner that learns its capacity or profile, it reads the metrics of each engine once, on a thread. Hosted
-    APIs are not asked.
+    It reads the metrics of each engine once, on a thread: for a planner that learns its capacity or profile, and to
+    know that the engine is your own. Hosted APIs are not asked.
 
     For a planner whose profile has marks, such as `ContextPlanner(profile="anthropic")`, it puts cache marks into the
     requests with a plan; `messages_for(plan, question, parts=True)` leaves room for them between blocks. If the API
@@ -62,6 +65,7 @@ class EngineLink:
         cache_salt: bool = True,
         token_ids: TokenIds | None = None,
         primes: int = 0,
+        touches: bool | None = None,
     ) -> None:
         """Set up the link. It starts no thread and imports no SDK before they are needed.
 
@@ -85,8 +89,13 @@ class EngineLink:
         """
         if token_ids not in (None, "vllm", "sglang"):
             raise ValueError(f"token_ids must be 'vllm', 'sglang' or None, got {token_ids!r}")
-        self._tracker = PlanTracker(planner, EngineMetrics(planner), Primer(planner, primes))
-        self._writer = LinkWriter(self._tracker, cache_salt=cache_salt, token_ids=token_ids)
+        priorities = RequestPriorities(planner)
+        self._touches = LinkTouches(Toucher(planner, priorities))
+        metrics = EngineMetrics(planner, always=touches is None)
+        self._tracker = PlanTracker(planner, metrics, Primer(planner, primes), self._touches)
+        self._writer = LinkWriter(
+            self._tracker, priorities, cache_salt=cache_salt, token_ids=token_ids, touches=touches
+        )
 
     def http_client(self, kind: Any = None, **options: Any) -> Any:
         """Return an HTTP client for `OpenAI(http_client=...)`, with these options.
@@ -148,12 +157,19 @@ class EngineLink:
         """Return the counts of the primes since the start."""
         return self._tracker.primer.stats()
 
+    def touch_stats(self) -> TouchStats:
+        """Return the counts of the touches since the start."""
+        return self._touches.toucher.stats()
+
     def mark_stats(self) -> MarkStats:
         """Return the counts of cache marks since the start; all zero for a planner whose profile has no marks."""
         return MarkStats() if self._writer.marker is None else self._writer.marker.stats()
 
     def close(self) -> None:
-        """Abandon the plans that wait for another attempt. Clients stay open, and the link usable. Idempotent."""
+        """Abandon the plans that wait for another attempt, and end touches in flight.
+
+        Clients stay open, and the link usable. Idempotent.
+        """
         self._tracker.close()
 
     def __enter__(self) -> Self:

@@ -17,6 +17,7 @@ from warmprefix_openai.engine_metrics import EngineMetrics
 from warmprefix_openai.exchange import Verdict
 from warmprefix_openai.plans import PlanBook, SentPlan
 from warmprefix_openai.primer import Primer
+from warmprefix_openai.touching import LinkTouches
 
 if TYPE_CHECKING:
     from warmprefix.planner import ContextPlanner
@@ -70,6 +71,10 @@ class LinkStats:
     unsent: int = 0
     """Blocks of `sending` that ended, without an exception, before any request carried their plan: nothing was sent in
     them, or nothing that had its blocks."""
+    priorities: int = 0
+    """Requests that an engine which evicts by priority took with one."""
+    refused_priorities: int = 0
+    """Requests that it refused because of theirs; they went out once more without."""
     unread_answers: int = 0
     """Answers of the model that could not be read for usage: too large, or not JSON."""
     errors: int = 0
@@ -84,10 +89,11 @@ class PlanTracker:
     Thread-safe. Nothing that fails in here becomes a failure of a request. Memory is bounded.
     """
 
-    def __init__(self, planner: ContextPlanner, metrics: EngineMetrics, primer: Primer) -> None:
+    def __init__(self, planner: ContextPlanner, metrics: EngineMetrics, primer: Primer, touches: LinkTouches) -> None:
         self.planner = planner
         self.metrics = metrics
         self.primer = primer
+        self.touches = touches
         self.book = PlanBook()
         self._counts: Counter[str] = Counter()
         self._settling: set[asyncio.Task[None]] = set()
@@ -109,7 +115,8 @@ class PlanTracker:
             return LinkStats(**self._counts, waiting=self.book.failed)
 
     def close(self) -> None:
-        """Abandon the plans that wait for another attempt. The tracker stays usable. Idempotent."""
+        """Abandon the plans that wait for another attempt, and end touches. The tracker stays usable. Idempotent."""
+        self.touches.close()
         with self._lock:
             ticker, self._ticker = self._ticker, Ticker(self._give_up_overdue, _do_nothing, _THREAD)
         ticker.stop(timeout=1.0)
@@ -192,6 +199,8 @@ class PlanTracker:
                 report, turn_id = self.metrics.added_to(verdict.report), verdict.turn_id or verdict.sent.turn_id
                 recorded = self.planner.commit(verdict.plan, report=report, turn_id=turn_id)
                 self.count("commits", *(() if recorded else ("refused_commits",)))
+                if recorded:
+                    self.touches.served(verdict.plan)
             else:
                 self.planner.abandon(verdict.plan)
                 self.count("abandons")
@@ -205,6 +214,8 @@ class PlanTracker:
                 report, turn_id = self.metrics.added_to(verdict.report), verdict.turn_id or verdict.sent.turn_id
                 recorded = await self.planner.acommit(verdict.plan, report=report, turn_id=turn_id)
                 self.count("commits", *(() if recorded else ("refused_commits",)))
+                if recorded:
+                    self.touches.served(verdict.plan)
             else:
                 await self.planner.aabandon(verdict.plan)
                 self.count("abandons")

@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 from warmprefix import Branch
 from warmprefix.plan import ContextPlan
 from warmprefix_openai.exchange import Exchange, Verdict
+from warmprefix_openai.http_requests import body_of, remade
 from warmprefix_openai.plans import PLAN_HEADER, SentPlan, plan_in_context
 from warmprefix_openai.salt_check import SaltCheck
 from warmprefix_openai.server_turns import server_turn
+from warmprefix_openai.touching import KeptCall
 from warmprefix_openai.tracker import PlanTracker
 from warmprefix_requests import (
     FieldRefusals,
@@ -26,9 +28,10 @@ from warmprefix_requests import (
 )
 from warmprefix_requests.marks import CacheMarker
 from warmprefix_requests.outgoing import PromptRoute, TokenIds
+from warmprefix_requests.retention import RequestPriorities
 from warmprefix_requests.server_history import server_history
 
-__all__ = ["LinkWriter", "Opening", "with_body"]
+__all__ = ["LinkWriter", "Opening"]
 
 
 class Opening(NamedTuple):
@@ -42,6 +45,8 @@ class Opening(NamedTuple):
     """Its route if a salt is to keep its tenant apart, which some engines ignore."""
     carried: CarriedTurn | None = None
     """A turn without a plan in a branch, whose record a plan without blocks carries on."""
+    kept: KeptCall | None = None
+    """What touches can be cut from, once it is answered."""
 
 
 class CarriedTurn(NamedTuple):
@@ -55,8 +60,18 @@ class CarriedTurn(NamedTuple):
 class LinkWriter:
     """Writes the requests of one link. Thread-safe. Nothing that fails in here becomes a failure of a request."""
 
-    def __init__(self, tracker: PlanTracker, *, cache_salt: bool, token_ids: TokenIds | None) -> None:
+    def __init__(
+        self,
+        tracker: PlanTracker,
+        priorities: RequestPriorities,
+        *,
+        cache_salt: bool,
+        token_ids: TokenIds | None,
+        touches: bool | None,
+    ) -> None:
         self.tracker = tracker
+        self._priorities = priorities
+        self._touches = touches
         profile = tracker.planner.profile
         self.marker = None if profile.marks is None else CacheMarker(profile)
         self._refusals = FieldRefusals()
@@ -78,7 +93,7 @@ class LinkWriter:
                 return self._opened(request, sent, by_name=False)
         except Exception:
             tracker.degrade("a request could not be prepared for its plan")
-        return Opening(request if named is None else _remade(request, _body_of(request)))
+        return Opening(request if named is None else remade(request, body_of(request)))
 
     def carried(self, request: Any, opening: Opening, plan: ContextPlan) -> Opening:
         """Return the opening of a request with its plan without blocks. Never raises."""
@@ -92,11 +107,11 @@ class LinkWriter:
         return opening
 
     def _opened(self, request: Any, sent: SentPlan, *, by_name: bool) -> Opening:
-        tracker, content = self.tracker, _body_of(request)
+        tracker, content = self.tracker, body_of(request)
         asked = None if content is None else read_call(request.method, request.url.path, request.headers, content)
         if asked is None:
             tracker.count("unmatched")
-            return Opening(_remade(request, content) if by_name else request)
+            return Opening(remade(request, content) if by_name else request)
         plan, outcome = sent.plan, "unmatched"
         if plan is not None and not by_name and not holds_blocks(asked.prompt, plan):
             plan = None
@@ -129,16 +144,35 @@ class LinkWriter:
             is_refused = self._refusals.refuses(endpoint, asked.body.get("model"), None, ("marks",))
             if self.marker is not None and not is_refused:
                 optional["marks"] = with_marks(self.marker, plan.scope.tenant, plan)
+            if (prioritised := self._priorities.processor(plan)) is not None:
+                optional["retention"] = prioritised
         outgoing = prepared(asked, processors, optional)
         is_salted = takes_salt and sent.cache_salt is not None and self._isolation == "cache_salt"
         salted = asked.route if is_salted else None
         if plan is None:
-            return Opening(_remade(request, outgoing.content), None, salted, _carried(asked, sent))
+            return Opening(remade(request, outgoing.content), None, salted, _carried(asked, sent))
         attempt = self._refusals.attempt(outgoing, endpoint)
-        exchange = Exchange(sent, plan, asked, attempt, marker=self.marker, on_error=self.tracker.degrade, turn=turn)
+        exchange = Exchange(
+            sent,
+            plan,
+            asked,
+            attempt,
+            marker=self.marker,
+            toucher=self.tracker.touches.toucher,
+            count=self.tracker.count,
+            on_error=self.tracker.degrade,
+            turn=turn,
+        )
         primes = self.tracker.primer.requests(plan, outgoing.plain or outgoing)
         exchange.primes = tuple([(prime, self._refusals.attempt(sent, endpoint)) for prime, sent in primes])
-        return Opening(_remade(request, attempt.request.encode()), exchange, salted)
+        kept = KeptCall(plan, outgoing.plain or outgoing) if self._may_touch(request) else None
+        return Opening(remade(request, attempt.request.encode()), exchange, salted, kept=kept)
+
+    def _may_touch(self, request: Any) -> bool:
+        """Return True if touches were asked for, or if nobody bills them: the engine is the application's own."""
+        if self._touches is not None:
+            return self._touches
+        return self.tracker.planner.profile.eviction == "priority" or self.tracker.metrics.shows(request.url)
 
 
 def _carried(asked: OutgoingRequest, sent: SentPlan) -> CarriedTurn | None:
@@ -154,24 +188,3 @@ def _carried(asked: OutgoingRequest, sent: SentPlan) -> CarriedTurn | None:
     except ValueError:  # not an id of any turn
         return None
     return CarriedTurn(asked, {"conversation": branch, "placement": "tail", "tenant": tenant, "model": model})
-
-
-def _body_of(request: Any) -> Any:
-    """Return a request's whole body; None if it comes bit by bit."""
-    try:
-        return request.content
-    except RuntimeError:  # `RequestNotRead`
-        return None
-
-
-def with_body(request: Any, outgoing: OutgoingRequest) -> Any:
-    """Return a request of the same kind with the body of another attempt."""
-    return _remade(request, outgoing.encode())
-
-
-def _remade(request: Any, content: bytes | None) -> Any:
-    """Return the request without the header of its plan, and with this body."""
-    dropped = {PLAN_HEADER.encode()} if content is None else {PLAN_HEADER.encode(), b"content-length"}
-    headers = [(name, value) for name, value in request.headers.raw if name.lower() not in dropped]
-    body: dict[str, Any] = {"stream": request.stream} if content is None else {"content": content}
-    return type(request)(request.method, request.url, headers=headers, extensions=request.extensions, **body)

@@ -19,7 +19,7 @@ _NEEDED = 2
 """One request may be refused for a reason of its own that the plain one happens not to have."""
 
 REFUSALS = (400, 422)
-"""Statuses of a request that has a field which the endpoint does not take."""
+"""Statuses of a request that has a field which the endpoint does not take; SGLang refuses a priority with 503, too."""
 
 
 class _FieldState(NamedTuple):
@@ -103,7 +103,8 @@ class Attempt:
             The request to send instead, which is the new `request`, if the endpoint may have refused optional fields.
         """
         plain = self.request.plain
-        if plain is not None and status in REFUSALS:
+        is_refusal = status in REFUSALS or (status == 503 and self.is_open and "retention" in self.request.optional)
+        if plain is not None and is_refusal:
             self.request, self.is_open, self._is_repeated = plain, False, True
             return plain
         if status < 400 and plain is not None:

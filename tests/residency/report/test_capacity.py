@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -9,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from warmprefix.errors import EngineError
-from warmprefix_openai.cache_metrics import capacity_from_metrics
+from warmprefix_openai.cache_metrics import capacity_from_metrics, report_from_metrics
 
 VLLM = """# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig
 # TYPE vllm:cache_config_info gauge
@@ -72,3 +73,53 @@ def test_an_address_without_metrics_is_an_error(address: str, suffix: str) -> No
 def test_an_unreachable_engine_is_an_error() -> None:
     with pytest.raises(EngineError, match="could not be read"):
         capacity_from_metrics("http://127.0.0.1:9", timeout=1)
+
+
+class SglangInfo(BaseHTTPRequestHandler):
+    """SGLang without metrics; its answer is the `info` of its server."""
+
+    def do_GET(self) -> None:
+        body = b"" if self.path == "/metrics" else getattr(self.server, "info")[self.path]  # noqa: B009
+        self.send_response(200 if body else 404)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        pass
+
+
+@pytest.mark.parametrize(
+    ("shown", "tokens", "profile"),
+    [
+        ({"radix_eviction_policy": "lru", "enable_priority_scheduling": False, "max_total_num_tokens": 9}, 9, None),
+        (
+            {"radix_eviction_policy": "priority", "enable_priority_scheduling": False, "max_total_num_tokens": True},
+            None,
+            "priority-eviction",
+        ),
+        ({"radix_eviction_policy": "priority", "enable_priority_scheduling": True, "max_total_num_tokens": 9}, 9, None),
+        ({"radix_eviction_policy": "priority", "max_total_num_tokens": -1}, None, None),
+    ],
+)
+def test_sglang_shows_its_capacity_and_its_eviction(shown: object, tokens: int | None, profile: str | None) -> None:
+    with HTTPServer(("127.0.0.1", 0), SglangInfo) as server:
+        setattr(server, "info", {"/server_info": json.dumps(shown).encode()})  # noqa: B010
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        report = report_from_metrics(f"http://127.0.0.1:{server.server_port}")
+        server.shutdown()
+        thread.join()
+    assert (report.capacity_tokens, report.profile and report.profile.name) == (tokens, profile)
+
+
+@pytest.mark.parametrize("info", [b"", b"{}", b"[1]", b"\xff", b"[" * 100_000])
+def test_other_information_is_not_read(info: bytes) -> None:
+    with HTTPServer(("127.0.0.1", 0), SglangInfo) as server:
+        setattr(server, "info", {"/server_info": info})  # noqa: B010
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        with pytest.raises(EngineError, match="metrics could not be read"):
+            report_from_metrics(f"http://127.0.0.1:{server.server_port}")
+        server.shutdown()
+        thread.join()
