@@ -11,15 +11,16 @@ C = TypeVar("C")
 
 _ALL_SEEN = 1_024
 """Requests after which only a sample is seen."""
-_RATE = 4
-"""One request in this many, by what its order begins with."""
+_LEAST_HELD = 256
+"""Requests that a mirror of the sample can hold: with fewer it is no model of the whole."""
+_MOST_RATE = 8
 
 
 class GhostSample:
     """The requests of one scope that its ghosts see: the first ones, then all whose order begins with certain blocks.
 
     Requests that compete for the same part of the cache are seen together, so a mirror of the sample is a model of the
-    whole, smaller by the rate (SHARDS, Waldspurger et al. 2015).
+    whole, smaller by the rate (SHARDS, Waldspurger et al. 2015). The larger the cache, the fewer requests are seen.
     """
 
     __slots__ = ("_requests", "rate")
@@ -29,16 +30,18 @@ class GhostSample:
         self.rate = 1
         """One request in this many is seen."""
 
+    def fit(self, capacity_tokens: int, request_tokens: float) -> int:
+        """Choose the rate for a cache and the mean length of requests; return the part of the cache for the sample."""
+        held = capacity_tokens / max(request_tokens, 1)
+        self.rate = 1
+        while self._requests > _ALL_SEEN and self.rate < _MOST_RATE and held >= 2 * self.rate * _LEAST_HELD:
+            self.rate *= 2
+        return max(capacity_tokens // self.rate, 1)
+
     def sees(self, first: bytes) -> bool:
         """Count a request whose order begins with the block `first`; return True if the ghosts see it."""
         self._requests += 1
-        if self._requests == _ALL_SEEN:
-            self.rate = _RATE
-        return self.rate == 1 or int.from_bytes(first[-4:], "big") % self.rate == 0
-
-    def capacity(self, tokens: int) -> int:
-        """Return the part of a cache of `tokens` that belongs to the sample."""
-        return max(tokens // self.rate, 1)
+        return int.from_bytes(first[-4:], "big") % self.rate == 0
 
 
 class Ghosts(Generic[C]):
@@ -46,13 +49,13 @@ class Ghosts(Generic[C]):
 
     Deterministic: the scores are sums of what each candidate's mirror would have saved.
 
-    >>> ghosts = Ghosts((0, 30), margin=0.0)
+    >>> ghosts = Ghosts((0, 30))
     >>> ghosts.score([0.5, 0.75])
     >>> ghosts.best
     30
     """
 
-    def __init__(self, candidates: Sequence[C], *, decay: float = 0.995, margin: float = 0.02) -> None:
+    def __init__(self, candidates: Sequence[C], *, decay: float = 0.99, margin: float = 0.02) -> None:
         """Start with the first candidate, the default.
 
         Args:

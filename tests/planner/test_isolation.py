@@ -24,6 +24,7 @@ from redis_servers import Server, wait_until
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner, EngineReport, Scope
 from warmprefix.batch.plan import BatchPlan, BatchRequest
 from warmprefix.order_sharing import LearnedOrder, NoSharing, OrderSharing
+from warmprefix.plan import Touch
 from warmprefix.planner.planner import PlanningContext
 from warmprefix.residency import FeedStats, ResidencyTarget
 from warmprefix.stores import (
@@ -136,6 +137,7 @@ def live(world: World) -> Loot:
     for order in ((4, 1, 0), (4, 1, 3), (4, 1, 5)):
         with planner.planning([blocks[i] for i in order], tenant=tenant) as plan:
             planned.append(plan)
+            planner.touches(plan.scope)
     batch = planner.plan_batch([BatchRequest(i, blocks[i:], tenant=tenant) for i in range(2)], "window")
     open_plan = planner.plan(blocks[4:], conversation=VICTIM.id, placement="tail", tenant=tenant, annotate="labels")
     labels = {each.block.fingerprint: each.label for plan in (*planned[::-1], open_plan) for each in plan.blocks}
@@ -320,6 +322,18 @@ async def withdraw(world: World, loot: Loot, me: Conversation) -> None:
         world.attackers.withdraw(plan)
     while world.attackers.stats().unsettled_conversations:  # a task forgets them
         await asyncio.sleep(0.01)
+
+
+@tries((ContextPlanner, "touches"))
+def touches(world: World, loot: Loot, me: Conversation) -> object:
+    return [world.attackers.touches(scope, 9) for scope in scopes(me)]
+
+
+@tries((ContextPlanner, "touched"))
+def touched(world: World, loot: Loot, me: Conversation) -> None:
+    for plan in forged(loot, me):
+        for blocks in range(len(plan.blocks) + 1):
+            world.attackers.touched(Touch(plan.scope, plan.id, blocks, 10, 600), EngineReport(0, 100))
 
 
 @tries((ContextPlanner, "forget"))

@@ -192,7 +192,7 @@ class PlanFeedback:
         if profile.observe(visit, lengths, comparison, capacity.tokens):
             _logger().info("the engine's reports show the cache profile %s", profile.current.name)
             state.profile_changed()
-        elif profile.match != "checkpoints":
+        elif profile.match != "checkpoints" and not scope.tree.order.has_ages:  # evidence of an LRU's capacity
             distances = visit.distances[: visit.leaf] if profile.match == "leaves" else visit.distances
             given = capacity.tokens
             shown = capacity.compare(distances, lengths, comparison.likely_blocks)

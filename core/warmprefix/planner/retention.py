@@ -87,12 +87,15 @@ class ScopeRetention:
         "_new_tokens",
         "_pause",
         "_paused_until",
+        "_tokens",
         "_trust",
         "choice",
+        "eviction",
         "sample",
     )
 
     def __init__(self, profile: CacheProfile) -> None:
+        self.eviction = profile.eviction
         self._bonuses = _PRIORITIES if profile.eviction == "priority" else _LRU
         self.choice: Ghosts[int | None] = Ghosts(self._bonuses)
         self.sample = GhostSample()
@@ -101,6 +104,8 @@ class ScopeRetention:
         self._named: OrderedDict[tuple[str, int], _Named] = OrderedDict()
         self._new_tokens = 0.0
         """Tokens that a request adds to the cache, about."""
+        self._tokens = 0.0
+        """Tokens of a request, about."""
         self._trust = 1.0
         """Share of the touched paths that were still there."""
         self._pause, self._paused_until = _FIRST_PAUSE, 0
@@ -110,6 +115,7 @@ class ScopeRetention:
         keys, tokens, ranks = order
         total = sum(tokens)
         self._new_tokens = _NEW_DECAY * self._new_tokens + (1 - _NEW_DECAY) * (total - held)
+        self._tokens = _NEW_DECAY * self._tokens + (1 - _NEW_DECAY) * total
         self._learned += 1
         if capacity is None or not total:
             return
@@ -119,13 +125,14 @@ class ScopeRetention:
                 return
             is_small = tree.nodes <= _MOST_NODES
             self._ghosts = [tree.copy() if is_small else PrefixTree(capacity) for _ in self._bonuses]
+        part = self.sample.fit(capacity, self._tokens)
         if not self.sample.sees(keys[0]):
             return
         relevance = sorted(range(len(keys)), key=ranks.__getitem__)
         by_rank = [keys[i] for i in relevance]
         saved = []
         for bonus, ghost in zip(self._bonuses, self._ghosts, strict=True):
-            ghost.capacity_tokens, ghost.max_nodes = self.sample.capacity(capacity), _MOST_NODES
+            ghost.capacity_tokens, ghost.max_nodes = part, _MOST_NODES
             ghost.order.now = max(ghost.order.now, tree.order.now - 1)
             path = [relevance[i] for i in ghost.deepest_path(by_rank)]
             placed = set(path)

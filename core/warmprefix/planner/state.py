@@ -360,7 +360,7 @@ class PlannerState:
         if state is None or not can_touch(self.profile.current):
             return []
         retention = self._retained.get(scope)
-        if retention is None:
+        if retention is None or retention.eviction != self.profile.current.eviction:
             self._retained.put(scope, ScopeRetention(self.profile.current), scope.tenant)
             if len(self._retained) > _MOST_RETAINED:
                 self._retained.evict()

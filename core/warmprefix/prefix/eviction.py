@@ -76,6 +76,11 @@ class EvictionOrder(Generic[K]):
         """Yield the nodes, the next one to evict first."""
         return merge(*map(_ring, self._ends.values()), key=_due)
 
+    @property
+    def has_ages(self) -> bool:
+        """True if touches have given ages, so that it is not the order of last use."""
+        return len(self._ends) > 1
+
     def next_leaf(self) -> TreeNode[K]:
         """Return the leaf that the engine evicts next; one that the latest request used only if there is no other.
 
