@@ -14,6 +14,7 @@ from warmprefix.cache_profiles import (
     Checkpoints,
     MarkRules,
     as_profile,
+    blend,
     llama_cpp,
     vllm_checkpoints,
 )
@@ -24,6 +25,8 @@ ALL = [
     vllm_checkpoints(1056, 16),
     llama_cpp(4),
     llama_cpp(1, host_memory=False),
+    blend("<|sep|>"),
+    blend("(a)\n"),
 ]
 
 
@@ -55,6 +58,7 @@ def test_writes_break_even_as_the_vendors_state() -> None:
         (lambda: as_profile("llama.cpp(2,3)"), "profile must be one of"),
         (lambda: as_profile("vllm-checkpoints(0)"), "block must be 1 or more"),
         (lambda: as_profile("vllm-checkpoints(528,10)"), "block must be a multiple of unit, got 528 and 10"),
+        (lambda: as_profile("blend()"), "separator must have at least one character, got ''"),
         (lambda: CacheProfile("x", read_price=-0.1), "read_price must be finite and 0 or more, got -0.1"),
         (lambda: CacheProfile("x", write_prices=(float("nan"),)), "write_prices must be finite"),
         (lambda: CacheProfile("x", write_prices=(1.0, 2.0)), "write_prices must have 1 values, got 2"),

@@ -17,6 +17,7 @@ __all__ = [
     "Checkpoints",
     "MarkRules",
     "as_profile",
+    "blend",
     "llama_cpp",
     "vllm_checkpoints",
 ]
@@ -120,6 +121,9 @@ class CacheProfile:
     """Seconds for which a prefix without marks is kept at least; None if only the capacity decides."""
     read_price: float = 0.0
     """Price of a token from the cache, relative to an uncached one; 0 where time is the only price."""
+    separator: str | None = None
+    """Text around each block, set for an engine that also reuses text behind other text: there no order saves
+    anything."""
     write_prices: tuple[float, ...] = (1.0,)
     """Price of a token that is written to the cache, relative to an uncached one; with marks one per lifetime."""
     eviction: Literal["lru", "priority"] = "lru"
@@ -138,6 +142,10 @@ class CacheProfile:
         check_count("unit", self.unit)
         check_count("slots", self.slots, optional=True)
         check_count("minimum_tokens", self.minimum_tokens)
+        if self.separator is not None and not isinstance(self.separator, str):
+            raise TypeError(f"separator must be a str or None, got {type(self.separator).__name__}")
+        if self.separator == "":
+            raise ValueError("separator must have at least one character, got ''")
         kinds = [kind for kind in ("checkpoints", "marks", "slots") if getattr(self, kind) is not None]
         if len(kinds) > 1:
             raise ValueError(f"a profile has at most one of checkpoints, marks and slots, got {' and '.join(kinds)}")
@@ -189,6 +197,21 @@ def llama_cpp(slots: int = 4, *, host_memory: bool = True) -> CacheProfile:
         host_memory=host_memory,
         as_of="2026-11-26",
         source="llama-server b11549; https://github.com/ggml-org/llama.cpp/tree/master/tools/server",
+    )
+
+
+def blend(separator: str = " # # ") -> CacheProfile:
+    """Return the profile of an engine that reuses text behind other text, as LMCache does with CacheBlend.
+
+    Args:
+        separator: Its setting `blend_special_str`, the text at which it cuts a prompt into pieces.
+    """
+    return CacheProfile(
+        "blend" if separator == " # # " else f"blend({separator})",
+        separator=separator,
+        isolation="cache_salt",
+        as_of="2026-11-26",
+        source="https://docs.lmcache.ai/kv_cache_optimizations/blending.html",
     )
 
 
@@ -276,6 +299,7 @@ _BUILT_IN = (
         as_of="2026-11-22",
         source="https://api-docs.deepseek.com/guides/kv_cache",
     ),
+    blend(),
 )
 
 PROFILES: Mapping[str, CacheProfile] = MappingProxyType({profile.name: profile for profile in _BUILT_IN})
@@ -300,10 +324,12 @@ def as_profile(profile: CacheProfile | str) -> CacheProfile:
         raise TypeError(f"profile must be a CacheProfile or a str, got {type(profile).__name__}")
     if profile in PROFILES:
         return PROFILES[profile]
+    if profile.startswith("blend(") and profile.endswith(")"):
+        return blend(profile[6:-1])
     found = _WITH_PARAMETERS.fullmatch(profile)
     if found is not None and found[1] == "vllm-checkpoints":
         return vllm_checkpoints(int(found[2]), None if found[3] is None else int(found[3]))
     if found is not None and found[3] in (None, "0"):
         return llama_cpp(int(found[2]), host_memory=found[3] is None)
-    names = ", ".join([*PROFILES, "vllm-checkpoints(BLOCK[,UNIT])", "llama.cpp(SLOTS[,0])"])
+    names = ", ".join([*PROFILES, "blend(SEPARATOR)", "vllm-checkpoints(BLOCK[,UNIT])", "llama.cpp(SLOTS[,0])"])
     raise ValueError(f"profile must be one of {names}, got {profile!r}")

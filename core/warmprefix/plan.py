@@ -135,7 +135,8 @@ class ContextPlan:
     tracked: bool = field(repr=False)
     """True if the store's record of a named conversation follows the plan until it is committed or abandoned."""
     opens_prompt: bool = field(repr=False)
-    """True if the context follows the preamble directly, so that other conversations can share it as a prefix."""
+    """True if the context follows the preamble directly, so that other conversations can share it as a prefix. False
+    with a `separator`: such a context needs no prefix."""
     annotation: Annotation = "both"
     """What the prompt shows of the relevance order."""
     note_tokens: int = 0
@@ -146,6 +147,9 @@ class ContextPlan:
     """The note that names the most relevant blocks; None if the order needs none, or `annotation` has none."""
     branch: Branch | None = None
     """The turn that the plan continues, if the store's record of it decides which blocks become references."""
+    separator: str | None = None
+    """Text in front of each paragraph and behind the last one, at which an engine that reuses text behind other text
+    cuts prompts; None for a blank line between paragraphs."""
     parent: TurnRecord | None = field(default=None, repr=False)
     """That record, as far as it is known. It travels with the plan, so that a commit needs not read it again."""
 
@@ -197,6 +201,8 @@ class ContextPlan:
         annotation = self.order_annotation
         if annotation is not None:
             paragraphs.append(annotation)
+        if self.separator is not None:
+            return [self.separator + paragraph for paragraph in [*paragraphs, ""]] if paragraphs else []
         return [*paragraphs[:1], *[f"\n\n{paragraph}" for paragraph in paragraphs[1:]]]
 
     def render(self) -> str:

@@ -246,6 +246,8 @@ class NoteWriter:
     count: CheckedCounter
     annotations: Mapping[str, Annotate] = field(default_factory=dict)
     """What `"auto"` stands for, by model."""
+    separator: str | None = None
+    """The `separator` of plans."""
 
     def choose(self, annotate: Annotate | None, model: str | None, placement: str) -> tuple[Annotation, bool]:
         """Return what a request to this model shows, and whether the planner chooses that.

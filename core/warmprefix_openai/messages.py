@@ -97,7 +97,7 @@ def _check_references(plan: ContextPlan, earlier: Sequence[Mapping[str, Any]], b
 def _content(plan: ContextPlan, question: str, parts: bool) -> str | list[dict[str, str]]:
     texts = plan.parts()
     if question:
-        texts.append(f"\n\n{question}" if texts else question)
+        texts.append(f"\n\n{question}" if texts and plan.separator is None else question)
     return _text_parts(texts) if parts and texts else "".join(texts)
 
 

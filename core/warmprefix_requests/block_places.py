@@ -67,7 +67,7 @@ def in_full(route: str, body: Mapping[str, Any], plan: ContextPlan) -> Mapping[s
         return body
     texts = [planned._replace(reference=None).render() for planned in referenced]
     joint = referenced[0].templates.location_annotation([planned.label for planned in referenced])
-    changed = _with_text(route, body, joint, "\n\n".join(texts))
+    changed = _with_text(route, body, joint, (plan.separator or "\n\n").join(texts))
     if changed is not None:
         return changed
     for planned, text in zip(referenced, texts, strict=True):  # the application renders its blocks itself

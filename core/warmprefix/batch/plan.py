@@ -149,10 +149,11 @@ class PlannedRequest:
             resident_tokens=self.saved_tokens,
             cache_salt=self.wording.cache_salt,
             tracked=False,
-            opens_prompt=True,
+            opens_prompt=writer.separator is None,
             annotation=annotation,
             note_tokens=writer.tokens(annotation, blocks, note),
             order_annotation=note,
+            separator=writer.separator,
         )
 
     @property

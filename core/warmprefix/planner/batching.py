@@ -56,6 +56,8 @@ class BatchSession:
         common = make_scope(None, model, preamble)
         listed = as_requests(requests)
         blocks = sum(len(request.blocks) for request in listed)
+        if planner == "auto" and self._state.writer.separator is not None:
+            planner = "relevance"
         planners = planners_for(planner, blocks, time_budget, device)
         greatest = max(Counter(request.tenant for request in listed).values(), default=0)
         computed_on = device_for(planner, greatest, device)

@@ -183,7 +183,7 @@ class RequestPlanner:
             resolution = DraftResolution(True, None, [(label, None) for label in draft.labels])
         else:
             resolution = resolve(draft, record, writer.templates)
-        opens_prompt = resolution.opens_prompt
+        opens_prompt = resolution.opens_prompt and writer.separator is None
         keys = [block.fingerprint for block in distinct]
         with state.lock:
             queue = scope.queue
@@ -229,6 +229,7 @@ class RequestPlanner:
                 order_annotation=text,
                 retention=state.retention(scope, keys) if opens_prompt else None,
                 branch=draft.branch,
+                separator=writer.separator,
                 parent=resolution.parent,
             )
             if reorders:

@@ -299,8 +299,9 @@ class PlannerState:
         self.lock = fork_safe_lock(self.clear)
         self.metrics = metrics = PlannerMetrics(self.lock, config.observer, config.recorder)
         counter = CheckedCounter(config.token_counter(), lambda: metrics.count("tokenizer_errors"))
-        self.writer = NoteWriter(config.templates or Templates(), config.annotate, counter, dict(config.annotations))
         self.profile = EngineProfile(config.profile)
+        templates, separator = config.templates or Templates(), self.profile.current.separator
+        self.writer = NoteWriter(templates, config.annotate, counter, dict(config.annotations), separator)
         self.sharing: OrderSharing = NoSharing() if config.sharing is None else config.sharing
         self.open_plans = OpenPlans(config.max_open_plans)
         self.errors = PredictionErrors()

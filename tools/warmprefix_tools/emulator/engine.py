@@ -85,6 +85,7 @@ class EmulatorConfig:
 
     def __post_init__(self) -> None:
         profile = self.cache_profile  # which refuses names without a profile
+        _require(profile.separator is None, "profile", self.profile, "one of a prefix cache")
         _require(self.kv_blocks >= 2, "kv_blocks", self.kv_blocks, "2 or more (one is the null block)")
         _require(self.block_size >= 1, "block_size", self.block_size, "1 or more")
         _require(self.prefill_rate > 0, "prefill_rate", self.prefill_rate, "above 0")

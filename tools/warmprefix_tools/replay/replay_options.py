@@ -172,13 +172,16 @@ def named_profile(name: str | None) -> CacheProfile | None:
     """Return the cache profile that the option `--profile` names, perhaps with the prices of a model; None without one.
 
     Raises:
-        ValueError: The name or the model is unknown.
+        ValueError: The name or the model is unknown, or the cache is none of prefixes.
     """
     if name is None:
         return None
     profile, at, model = name.partition("@")
     try:
-        return with_prices(profile, model) if at else as_profile(profile)
+        found = with_prices(profile, model) if at else as_profile(profile)
+        if found.separator is not None:
+            raise ValueError(f"only prefix caches are simulated, got {name!r}")
+        return found
     except ValueError as error:
         raise ValueError(f"--profile: {error}") from None
 
