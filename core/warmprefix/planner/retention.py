@@ -178,11 +178,15 @@ class ScopeRetention:
         return found
 
     def answered(self, touch: Touch, report: EngineReport) -> _Named | None:
-        """Return the path of a touch that the engine has answered; None for one that was answered before."""
+        """Return the path of a touch that the engine has answered; None for one that was answered before.
+
+        Without reports, the planner stops touching.
+        """
         named = self._named.pop((touch.plan_id, touch.blocks), None)
-        if named is not None and report.cached_tokens is not None:
-            missing = (report.prompt_tokens or touch.tokens) - report.cached_tokens
-            found = missing <= touch.tokens / 2 + _KV_BLOCK
+        if named is not None:
+            # An engine that reports nothing has not said that it held the path.
+            cached = report.cached_tokens or 0
+            found = (report.prompt_tokens or touch.tokens) - cached <= touch.tokens / 2 + _KV_BLOCK and cached > 0
             self._trust = _TRUST_DECAY * self._trust + (1 - _TRUST_DECAY) * found
             if self._trust >= _LEAST_TRUST:
                 self._pause, self._paused_until = _FIRST_PAUSE, 0
