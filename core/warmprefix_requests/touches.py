@@ -114,10 +114,10 @@ class Toucher(Generic[W]):
 
     @property
     def is_possible(self) -> bool:
-        """True if the engine continues from anywhere and does not bill what a request reads."""
+        """True if the engine continues a prefix from anywhere and does not bill what a request reads."""
         profile = self._planner.profile
-        is_narrowed = profile.checkpoints is not None or profile.marks is not None or profile.slots is not None
-        return not is_narrowed and profile.read_price == 0 and profile.lifetime is None
+        others = (profile.checkpoints, profile.marks, profile.slots, profile.lifetime, profile.separator)
+        return all(other is None for other in others) and not profile.read_price
 
     def stats(self) -> TouchStats:
         """Return the counts since the start."""

@@ -183,7 +183,7 @@ def test_a_plan_behind_a_history_is_not_kept(sender: Sender) -> None:
     assert not sender.touch()
 
 
-@pytest.mark.parametrize("profile", ["anthropic", "openai-before-5.6", "gemini", "deepseek", "llama.cpp(4)"])
+@pytest.mark.parametrize("profile", ["anthropic", "openai-before-5.6", "gemini", "deepseek", "llama.cpp(4)", "blend"])
 def test_profiles_that_bill_or_keep_no_paths_keep_no_requests(profile: str) -> None:
     sender = Sender(NamingPlanner(profile=profile))
     plan = sender.serve()
