@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import random
-from collections.abc import Iterator, Sequence
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+CLONE = Path(__file__).parents[1]
 
 
 def zipf_requests(
@@ -21,6 +29,25 @@ def zipf_requests(
         request = list(dict.fromkeys([*own, *sorted(others)]))
         rng.shuffle(request)
         yield request
+
+
+def measured_at_once(command: Sequence[str], checkouts: Mapping[str, Path]) -> dict[str, Any]:
+    """Run a script of this folder with the packages of each checkout, all at the same time; return what each printed.
+
+    So all of them run under the same load. The script prints JSON.
+    """
+    running = {}
+    for name, folder in checkouts.items():
+        packages = os.pathsep.join(str(folder / each) for each in ("core", "kernels"))
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([packages, os.environ.get("PYTHONPATH", "")])}
+        running[name] = subprocess.Popen(
+            [sys.executable, *command], env=environment, stdout=subprocess.PIPE, text=True, encoding="utf-8"
+        )
+    printed = {name: process.communicate()[0] for name, process in running.items()}
+    for process in running.values():
+        if process.returncode:
+            raise subprocess.CalledProcessError(process.returncode, process.args)
+    return {name: json.loads(text) for name, text in printed.items()}
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

@@ -1,13 +1,15 @@
 """Cost of planning per request, after 100 requests and after 100,000.
 
-    python benchmarks/plan_overhead.py [--requests 100,10000,100000]
+    python benchmarks/plan_overhead.py [--requests 100,10000,100000] [--against FOLDER]
 
-Requests of 15 blocks over 400 Zipf-distributed topics. `plan()` and `commit()` are timed on existing blocks. Where
-`blocks` are timed too, they are made from 4 kB texts, which includes hashing, and the prompt is rendered. Text with
-brackets costs more, because it is searched for possible labels. If the published `contextpilot` package is installed,
-its `reorder()`, which orders and records, is timed on the same requests, to compare with our `plan() + commit()` (on at
-most 1,000 requests: its cost grows with their number, and it fails at 1,000 children of one node). Only a run with the
-default `--requests` is written to `results/`.
+Requests of 15 blocks over 400 Zipf-distributed topics. Times are those of the CPU. `plan()` and `commit()` are timed on
+existing blocks. Where `blocks` are timed too, they are made from 4 kB texts, which includes hashing, and the prompt is
+rendered. Text with brackets costs more, because it is searched for possible labels. If the published `contextpilot`
+package is installed, its `reorder()`, which orders and records, is timed on the same requests, to compare with our
+`plan() + commit()` (on at most 1,000 requests: its cost grows with their number, and it fails at 1,000 children of one
+node). Only a run with the default `--requests` is written to `results/`.
+
+With `--against`, the packages of another checkout are timed at the same time, by the same script: *before*.
 """
 
 from __future__ import annotations
@@ -15,14 +17,16 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import json
 import random
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 
-from common import percentile, print_table, zipf_requests
-from result_files import write_rows
+from common import CLONE, measured_at_once, percentile, print_table, zipf_requests
+from result_files import checkout_commit, write_rows
 from warmprefix import ContextBlock, ContextPlanner
 
 SAMPLES = 3_000
@@ -30,14 +34,39 @@ LAST_SERVED = 100
 PEER_CHECKPOINTS = (100, 1_000)
 POLICIES = ["coaccess", "relevance", "greedy", "frequency", "context-index"]
 WORDS = ["prefix", "cache", "of", "the", "engine", "holds", "a", "block", "and", "its", "tokens"]
-HEADER = ["", "earlier requests", "p50 µs", "p99 µs"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", default="100,10000,100000", help="earlier requests, ascending")
-    asked: str = parser.parse_args().requests
-    checkpoints = [int(number) for number in asked.split(",")]
+    parser.add_argument("--against", type=Path, metavar="FOLDER", help="another checkout to time, too")
+    parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    asked: str = arguments.requests
+    if arguments.measure:
+        print(json.dumps(measure([int(number) for number in asked.split(",")])))
+        return
+    against: Path | None = arguments.against
+    checkouts = {"now": CLONE} | ({} if against is None else {"before": against})
+    timed = measured_at_once([__file__, "--requests", asked, "--measure"], checkouts)
+    results: list[dict[str, object]] = timed["now"]
+    header = ["", "earlier requests", "p50 µs", "p99 µs"]
+    if against is not None:
+        header += ["before: p50 µs", "p99 µs"]
+        before = {(row["what"], row["earlier_requests"]): row for row in timed["before"]}
+        for row in results:
+            other = before[row["what"], row["earlier_requests"]]
+            row |= {"before_p50_us": other["p50_us"], "before_p99_us": other["p99_us"]}
+    if not find_spec("contextpilot"):
+        print("contextpilot is not installed, so it is not timed.\n")
+    print_table(header, [[*row.values()] for row in results])
+    if asked == parser.get_default("requests"):
+        made = {} if against is None else {"against": checkout_commit(against)}
+        write_rows("plan_overhead", [{**row, "made": made} for row in results], ("what", "earlier_requests"))
+
+
+def measure(checkpoints: list[int]) -> list[dict[str, object]]:
+    """Return a row of times for each way to plan and number of earlier requests."""
     rng = random.Random(1)
     blocks = [ContextBlock(f"block {i}", id=i, tokens=rng.randrange(50, 400)) for i in range(400 * 60)]
     results: list[dict[str, object]] = []
@@ -62,11 +91,7 @@ def main() -> None:
     )
     if find_spec("contextpilot"):
         peer_after(PEER_CHECKPOINTS, report)
-    else:
-        print("contextpilot is not installed, so it is not timed.\n")
-    print_table(HEADER, [[r["what"], r["earlier_requests"], r["p50_us"], r["p99_us"]] for r in results])
-    if asked == parser.get_default("requests"):
-        write_rows("plan_overhead", results, ("what", "earlier_requests"))
+    return results
 
 
 def ordering_after(
@@ -85,9 +110,9 @@ def ordering_after(
         times: list[float] = []
         for request in zipf_requests(SAMPLES, seed=2):
             context = [blocks[i] for i in request]
-            start = time.perf_counter()
+            start = time.thread_time()
             plan = planner.plan(context)
-            times.append(time.perf_counter() - start)
+            times.append(time.thread_time() - start)
             planner.abandon(plan)
         report(checkpoint, times)
 
@@ -99,12 +124,12 @@ def whole(earlier: int, words: list[str]) -> list[float]:
     times: list[float] = []
     for number, request in enumerate(zipf_requests(earlier + SAMPLES, topics=50, seed=4)):
         context = [texts[i % len(texts)] for i in request]
-        start = time.perf_counter()
+        start = time.thread_time()
         plan = planner.plan([ContextBlock(text) for text in context])
         plan.render()
         planner.commit(plan)
         if number >= earlier:
-            times.append(time.perf_counter() - start)
+            times.append(time.thread_time() - start)
     return times
 
 
@@ -117,9 +142,9 @@ def serving(
     """Call `serve` per request; the last `LAST_SERVED` before each checkpoint count."""
     times: deque[float] = deque(maxlen=LAST_SERVED)
     for number, request in enumerate(zipf_requests(checkpoints[-1]), start=1):
-        start = time.perf_counter()
+        start = time.thread_time()
         serve(number, request)
-        times.append(time.perf_counter() - start)
+        times.append(time.thread_time() - start)
         if number in checkpoints:
             report(name, number, times)
 

@@ -20,7 +20,17 @@ from typing import Any
 
 import warmprefix
 
-__all__ = ["RESULTS", "Row", "commit", "measured_all", "processor", "read_rows", "write_results", "write_rows"]
+__all__ = [
+    "RESULTS",
+    "Row",
+    "checkout_commit",
+    "commit",
+    "measured_all",
+    "processor",
+    "read_rows",
+    "write_results",
+    "write_rows",
+]
 
 RESULTS = Path(__file__).parent / "results"
 RUNS = "runs"
@@ -188,10 +198,16 @@ def processor() -> str:
 
 def commit() -> str:
     """Return the checked-out commit, marked if the packages differ from it."""
-    head = git("rev-parse", "--short=12", "HEAD")
-    return f"{head}-dirty" if git("status", "--porcelain", "--", "core", "integrations") else head or "unknown"
+    return checkout_commit(Path(__file__).parent.parent)
 
 
-def git(*arguments: str) -> str:
-    command = ["git", "-C", str(Path(__file__).parent.parent), *arguments]
+def checkout_commit(folder: Path) -> str:
+    """Return the commit of a checkout, marked if the packages differ from it."""
+    head = git("rev-parse", "--short=12", "HEAD", folder=folder)
+    changed = git("status", "--porcelain", "--", "core", "integrations", folder=folder)
+    return f"{head}-dirty" if changed else head or "unknown"
+
+
+def git(*arguments: str, folder: Path = Path(__file__).parent.parent) -> str:
+    command = ["git", "-C", str(folder), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
