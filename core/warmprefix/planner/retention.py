@@ -20,7 +20,7 @@ __all__ = ["ScopeRetention", "can_touch"]
 _LRU = (None, 0)
 _PRIORITIES = (None, 30, 200)
 """Requests of age that each hit of a path counts as, for an engine that takes priorities; None for no touches."""
-_TOUCH_TOKENS = 17
+_TOUCH_TOKENS = 18
 """Tokens that a touch costs: the rest of a KV block, and an answer."""
 _LEAST_LEARNED = 16
 """Requests before there are ghosts."""
@@ -33,10 +33,16 @@ _MOST_AT_RISK = 64
 """Nodes that are examined for touches."""
 _AHEAD = 2
 """Mean requests before whose tokens would evict a path it is named."""
+_UNSEEN = 0.06
+"""Share of the cache that other text takes, such as questions and answers."""
+_MOST_TURNS = 16
+"""Most times that requests fill the cache anew while a hit counts."""
 _NEW_DECAY = 0.9
 _TRUST_DECAY = 0.75
 _LEAST_TRUST = 0.5
-_FIRST_PAUSE, _LONGEST_PAUSE = 64, 4_096
+_RECOVERY = 1 / 256
+"""Lost trust that a request restores: the capacity may be known better by now."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 128, 4_096
 """Requests without a touch after too many paths were gone."""
 
 
@@ -117,6 +123,7 @@ class ScopeRetention:
         self._new_tokens = _NEW_DECAY * self._new_tokens + (1 - _NEW_DECAY) * (total - held)
         self._tokens = _NEW_DECAY * self._tokens + (1 - _NEW_DECAY) * total
         self._learned += 1
+        self._trust += (1 - self._trust) * _RECOVERY
         if capacity is None or not total:
             return
         if not self._ghosts:
@@ -139,8 +146,9 @@ class ScopeRetention:
             path += [i for i in range(len(keys)) if i not in placed]
             hit: float = ghost.insert([keys[i] for i in path], [tokens[i] for i in path]).tokens
             if bonus is not None:
+                age = self._age(bonus, capacity)
                 for node in at_risk(ghost, round(_AHEAD * self._new_tokens)):
-                    ghost.touch_node(node, bonus * node.hits)
+                    ghost.touch_node(node, age * node.hits)
                     hit -= _TOUCH_TOKENS + (1 - self._trust) * sum(path_to(node)[1])
             saved.append(hit / total)
         self.choice.score(saved)
@@ -151,7 +159,7 @@ class ScopeRetention:
         if bonus is None:
             return None
         blocks, hits = tree.match_hits(keys)
-        return Retention(blocks, bonus * hits)
+        return Retention(blocks, self._age(bonus, tree.capacity_tokens) * hits)
 
     def touches(self, scope: Scope, tree: PrefixTree[bytes], most: int) -> list[Touch]:
         """Return the paths to touch now."""
@@ -159,12 +167,14 @@ class ScopeRetention:
         if bonus is None or tree.order.now < self._paused_until:
             return []
         found: list[Touch] = []
-        for node in at_risk(tree, round(_AHEAD * self._new_tokens)):
+        age = self._age(bonus, tree.capacity_tokens)
+        ahead = _AHEAD * self._new_tokens + _UNSEEN * (tree.capacity_tokens or 0)
+        for node in at_risk(tree, round(ahead)):
             if len(found) == most:
                 break
             if node.served_by is not None:
                 keys, tokens = path_to(node)
-                touch = Touch(scope, node.served_by, len(keys), sum(tokens), bonus * node.hits)
+                touch = Touch(scope, node.served_by, len(keys), sum(tokens), age * node.hits)
                 if touch[1:3] not in self._named:
                     self._named[touch.plan_id, touch.blocks] = _Named(keys, tokens)
                     found.append(touch)
@@ -176,6 +186,11 @@ class ScopeRetention:
             self._paused_until = tree.order.now + self._pause
             self._pause = min(2 * self._pause, _LONGEST_PAUSE)
         return found
+
+    def _age(self, bonus: int, capacity: int | None) -> int:
+        """Return the requests of age that a hit counts as: no more than the cache's turns, in powers of two."""
+        turns = int(_MOST_TURNS * (capacity or 0) / max(self._new_tokens, 1))
+        return min(bonus, 1 << max(turns.bit_length() - 1, 0))
 
     def answered(self, touch: Touch, report: EngineReport) -> _Named | None:
         """Return the path of a touch that the engine has answered; None for one that was answered before.
