@@ -32,6 +32,7 @@ def tables() -> dict[str, str]:
         "readme": readme(online, read_rows("engine_ttft")),
         "net": net(read_rows("net_gain")),
         "means": means(online),
+        "retention": retention(read_rows("retention_means")),
         "engine": overview(read_rows("engine_ttft")),
         "live": live(read_rows("live_savings")),
         "contract": contract(read_rows("engine_contract")),
@@ -118,6 +119,18 @@ def means(rows: Sequence[Row]) -> str:
         return [ORDERS[name], *(f"{fmean(hit):.1f}" for hit in hits)]
 
     return table(["order", "unbounded", "500,000", "100,000"], map(cells, ORDERS))
+
+
+def retention(rows: Sequence[Row]) -> str:
+    cells = {(row["arm"], row["cache"]): row for row in rows}
+    lines = []
+    for arm in dict.fromkeys(row["arm"] for row in rows):
+        own = [cells[arm, cache] for cache in ("100000", "30000")]
+        hits = " / ".join(f"{row['hit_percent']:.1f}" for row in own)
+        nets = " / ".join(f"{row['net_percent']:+.1f}" for row in own)
+        least = " / ".join(f"{row['least_net_over_base']:+.1f}" for row in own)
+        lines.append([arm, hits, nets, least])
+    return table(["at 100,000 / 30,000 tokens", "hit ratio", "net", "net over *base*, least trace"], lines)
 
 
 def plugins(rows: Sequence[Row]) -> str:

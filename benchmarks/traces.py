@@ -15,7 +15,12 @@ from warmprefix_tools.traces.trace import BlockId, Trace, TraceRequest
 
 FOLDER = "WARMPREFIX_TRACES"
 """The environment variable that names the folder of traces, if none are given."""
-REPORTED_K: Mapping[str, int] = {"nq_open_records": 5, "nqopen_records_bm25_k20": 5}
+REPORTED_K: Mapping[str, int] = {
+    "nq_open_records": 5,
+    "nqopen_records_bm25_k20": 5,
+    "covid_papers_k50": 50,
+    "taubench_memories": 20,
+}
 """Blocks per request, for traces that are not reported with their own number."""
 TEXT_BUNDLE = ".text.jsonl"
 
