@@ -52,9 +52,18 @@ class TouchWay(NamedTuple):
     loop: weakref.ref[asyncio.AbstractEventLoop] | None
     """The client's event loop; None for a blocking one."""
 
-    def runs_in(self, loop: asyncio.AbstractEventLoop | None) -> bool:
-        """Return True if this is the client's event loop."""
-        return self.loop is not None and loop is not None and self.loop() is loop
+    def goes_by_thread(self) -> bool:
+        """Return True if the client blocks, and is open."""
+        return self.loop is None and self._is_open
+
+    def goes_in(self, loop: asyncio.AbstractEventLoop | None) -> bool:
+        """Return True if this is the loop of the client, which is open."""
+        return self.loop is not None and loop is not None and self.loop() is loop and self._is_open
+
+    @property
+    def _is_open(self) -> bool:
+        client = self.client()
+        return client is not None and not client.is_closed
 
 
 class LinkTouches:
@@ -99,7 +108,7 @@ class LinkTouches:
         try:
             self.toucher.served(plan)
             loop = _running_loop()
-            due = self.toucher.due(lambda way: way.loop is None or way.runs_in(loop))
+            due = self.toucher.due(lambda way: way.goes_by_thread() or way.goes_in(loop))
             if due is not None and due.way.loop is None:
                 self._due = due
                 self._ticker.start()
@@ -177,7 +186,7 @@ class LinkTouches:
 
     def _next_due(self, loop: asyncio.AbstractEventLoop | None) -> DueTouch[TouchWay] | None:
         try:
-            return self.toucher.due(lambda way: way.loop is None if loop is None else way.runs_in(loop))
+            return self.toucher.due(TouchWay.goes_by_thread if loop is None else lambda way: way.goes_in(loop))
         except Exception:
             self._failed("a touch could not be chosen")
             return None

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import math
 import os
 import socket
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from random import Random
 from typing import Any
 
 import openai
@@ -22,7 +25,7 @@ from warmprefix.cache_profiles import PROFILES, CacheProfile
 from warmprefix.plan import Retention, Scope, Touch
 from warmprefix_openai import EngineLink, messages_for
 from warmprefix_requests.touches import TouchStats
-from warmprefix_tools.emulator import EmulatorServer
+from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer
 
 Json = dict[str, Any]
 
@@ -250,7 +253,7 @@ def test_an_engine_that_is_gone_or_a_closed_client_only_counts(
         ask(link, f"http://127.0.0.1:{address}/v1", later)
     ask(link, scripted.base_url, later)
     link.close()
-    assert link.touch_stats() == TouchStats(failed=1)
+    assert link.touch_stats() == TouchStats(skipped=1)
     assert len(scripted.seen) == 2
 
 
@@ -373,6 +376,56 @@ def test_concurrent_requests_are_served_beside_touches(planner: NamingPlanner, e
     assert link.stats().errors == 0
     assert link.touch_stats().failed == 0
     assert link._touches.toucher._in_flight == 0
+
+
+def charged_tokens(touches: bool | None, requests: int = 240) -> tuple[int, TouchStats]:
+    """Return the tokens that an engine with a small cache computes for requests and touches, and the touches."""
+    random = Random(7)
+    words = [
+        "alpha",
+        "beta",
+        "gamma",
+        "delta",
+        "omega",
+        "sigma",
+        "river",
+        "mountain",
+        "station",
+        "engine",
+        "prefix",
+        "signal",
+        "window",
+        "garden",
+    ]
+    texts: dict[str, str] = {}
+    planner = ContextPlanner()
+    config = EmulatorConfig(kv_blocks=480, prefill_rate=math.inf, base_ttft_ms=0, decode_rate=math.inf)
+    with ExitStack() as stack:
+        server = stack.enter_context(EmulatorServer(config))
+        link = stack.enter_context(EngineLink(planner, touches=touches))
+        show_metrics(link, server)
+        options: Json = {"base_url": server.base_url, "api_key": "none", "http_client": link.http_client()}
+        client = stack.enter_context(openai.OpenAI(**options))
+        for number in range(requests):
+            hot = [f"hot {random.randrange(4)} {place}" for place in range(3)] if number % 4 == 0 else []
+            names = [*hot, *[f"new {number} {place}" for place in range(3)]]
+            for name in names:
+                texts[name] = texts.get(name) or f"{name}: {' '.join(random.choices(words, k=60))}"
+            plan = planner.plan([texts[name] for name in names])
+            client.chat.completions.create(**options_of(link, plan))
+            until_idle(link)
+        stats = planner.stats()
+        return stats.reported_uncached_tokens + link.touch_stats().computed_tokens, link.touch_stats()
+
+
+def test_touches_of_a_real_planner_save_more_than_they_cost() -> None:
+    without, none = charged_tokens(False)
+    charged, touches = charged_tokens(None)
+    assert none == TouchStats()
+    assert touches.sent > 5
+    assert touches.failed == 0
+    assert touches.found_tokens > 5 * touches.computed_tokens
+    assert charged < without
 
 
 # -- priorities --------------------------------------------------------------------------------------------------------
