@@ -238,6 +238,7 @@ def route_facts(endpoint: ContractEndpoint) -> Iterator[tuple[str, str]]:
         yield f"usage: {route}", answered(reports_usage, endpoint, route)
         yield f"usage of streams: {route}", answered(partial(reports_usage, stream=True), endpoint, route)
         yield f"salt: {route}", answered(salt_effect, endpoint, route)
+        yield f"priority: {route}", answered(takes_priority, endpoint, route)
 
 
 def answered(
@@ -281,6 +282,12 @@ def salt_effect(endpoint: ContractEndpoint, route: PromptRoute) -> str:
     if other or without:
         return "ignored"
     return "separates" if own else "wrong"
+
+
+def takes_priority(endpoint: ContractEndpoint, route: PromptRoute) -> str:
+    """Return "taken" if a request with a priority, a time in milliseconds, is answered."""
+    endpoint.ask(endpoint.request(route, endpoint.text(20)).with_fields({"priority": 1_795_700_000_000}))
+    return "taken"
 
 
 def token_ids(endpoint: ContractEndpoint, way: TokenIds) -> str:

@@ -123,6 +123,7 @@ ROUTE_FACTS = {
     "usage": ("cached tokens in the usage", "yes"),
     "usage of streams": ("the same in streams", "yes"),
     "salt": ("`cache_salt` separates tenants", "separates"),
+    "priority": ("requests with a `priority` are answered", "taken"),
 }
 """The title of a row, and the value that stands for yes."""
 ENGINE_FACTS = {
