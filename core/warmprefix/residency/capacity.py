@@ -84,8 +84,8 @@ class Capacity:
     distances explain the reports: where misses come at all distances, as behind several replicas, the stated number
     stays. That of the caller also stays until it was contradicted for some 100 reports, and for good if it is fixed.
 
-    From the first learned value on, scopes share the capacity as they share the engine: what one of them serves evicts
-    from the mirrors of the others.
+    Unless it is the default, scopes share the capacity as they share the engine: what one of them serves
+    evicts from the mirrors of the others.
     """
 
     def __init__(self, given: int | Literal["auto"] | None) -> None:

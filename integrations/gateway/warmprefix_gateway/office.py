@@ -85,7 +85,7 @@ class Office:
         keep_tools = frozenset(options.keep_tools)
         self.reorderer: Reorderer | None = None
         """Orders contexts, if that is asked for."""
-        if options.reorder:
+        if options.reorder and profile.separator is None:  # else no order saves anything
             self.reorderer = Reorderer(as_templates(options.reorder), options.pin_first, options.pin_last)
         self._rules = Rules(options.references, keep_tools, profile, self.marker, self.reorderer)
         self._salt_key = options.salt_key or secrets.token_bytes(32)

@@ -224,6 +224,16 @@ def test_other_texts_stay(text: str, outcome: str | None) -> None:
     assert (result.call.content, result.outcome, result.plan) == (body_of(text), outcome, None)
 
 
+def test_no_context_is_reordered_for_an_engine_that_reuses_displaced_text(
+    upstream: ScriptedUpstream, gateway_of: Make
+) -> None:
+    gateway = gateway_of(upstream.base_url, reorder=("tags",), profile="blend")
+    bodies = [body_of(FORMATS["tags"](order)) for order in (NAMES[:3], NAMES[2::-1], NAMES[:3])]
+    for body in bodies:
+        assert send(gateway, "POST", CHAT, body).status == 200
+    assert [prompt.body for prompt in upstream.prompts] == bodies
+
+
 def test_the_plan_of_a_failed_request_is_abandoned(upstream: ScriptedUpstream, gateway_of: Make) -> None:
     gateway = gateway_of("http://127.0.0.1:1", reorder=("tags",))
     assert send(gateway, "POST", CHAT, body_of(FORMATS["tags"](NAMES))).status in (502, 503)
