@@ -222,6 +222,24 @@ def test_tenants_are_touched_by_themselves() -> None:
     assert not {touch.plan_id for touch in of_a.touches} & {touch.plan_id for touch in of_b.touches}
 
 
+def test_scopes_that_share_a_capacity_are_touched_within_their_part() -> None:
+    planner, engine = ContextPlanner(annotate="none"), Engine()
+    served: dict[str, Path] = {}
+    named = 0
+    for number, blocks in enumerate(requests(1_000)):
+        plan = planner.plan(blocks, preamble=f"You are {number % 2}.")
+        path = served[plan.id] = (b"%d" % (number % 2), *keys(plan))
+        found = engine.serve(path)
+        context = max(found - TOKENS, 0)
+        planner.commit(plan, report=EngineReport(context, TOKENS * len(path) - TOKENS, capacity_tokens=CAPACITY))
+        for touch in planner.touches(plan.scope, 2):
+            found = max(engine.serve(served[touch.plan_id][: touch.blocks + 1]) - TOKENS, 0)
+            planner.touched(touch, EngineReport(found, touch.tokens))
+            named += 1
+    assert planner.stats().capacity_source != "default"
+    assert named > 10
+
+
 def test_ghosts_of_thousands_of_scopes_are_bounded() -> None:
     planner = planner_of(capacity=500)
     for number in range(3_000):

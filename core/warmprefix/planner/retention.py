@@ -52,9 +52,9 @@ def can_touch(profile: CacheProfile) -> bool:
     return all(other is None for other in others) and not profile.read_price
 
 
-def at_risk(tree: PrefixTree[bytes], tokens: int) -> list[TreeNode[bytes]]:
+def at_risk(tree: PrefixTree[bytes], tokens: int, capacity: int) -> list[TreeNode[bytes]]:
     """Return the nodes with hits that `tokens` more would evict, the first one first; of a path only the last."""
-    ahead = tree.resident_tokens + tokens - (tree.capacity_tokens or tree.resident_tokens + tokens)
+    ahead = tree.resident_tokens + tokens - capacity
     found: list[TreeNode[bytes]] = []
     passed: set[TreeNode[bytes]] = set()
     for node in islice(tree.order, _MOST_AT_RISK):
@@ -147,7 +147,7 @@ class ScopeRetention:
             hit: float = ghost.insert([keys[i] for i in path], [tokens[i] for i in path]).tokens
             if bonus is not None:
                 age = self._age(bonus, capacity)
-                for node in at_risk(ghost, round(_AHEAD * self._new_tokens)):
+                for node in at_risk(ghost, round(_AHEAD * self._new_tokens), part):
                     ghost.touch_node(node, age * node.hits)
                     hit -= _TOUCH_TOKENS + (1 - self._trust) * sum(path_to(node)[1])
             saved.append(hit / total)
@@ -161,15 +161,15 @@ class ScopeRetention:
         blocks, hits = tree.match_hits(keys)
         return Retention(blocks, self._age(bonus, tree.capacity_tokens) * hits)
 
-    def touches(self, scope: Scope, tree: PrefixTree[bytes], most: int) -> list[Touch]:
-        """Return the paths to touch now."""
+    def touches(self, scope: Scope, tree: PrefixTree[bytes], capacity: int | None, most: int) -> list[Touch]:
+        """Return the paths to touch now, in a mirror that has this part of the engine's cache."""
         bonus = self.choice.best
-        if bonus is None or tree.order.now < self._paused_until:
+        if bonus is None or capacity is None or tree.order.now < self._paused_until:
             return []
         found: list[Touch] = []
-        age = self._age(bonus, tree.capacity_tokens)
-        ahead = _AHEAD * self._new_tokens + _UNSEEN * (tree.capacity_tokens or 0)
-        for node in at_risk(tree, round(ahead)):
+        age = self._age(bonus, capacity)
+        ahead = _AHEAD * self._new_tokens + _UNSEEN * capacity
+        for node in at_risk(tree, round(ahead), capacity):
             if len(found) == most:
                 break
             if node.served_by is not None:

@@ -366,7 +366,7 @@ class PlannerState:
             if len(self._retained) > _MOST_RETAINED:
                 self._retained.evict()
             return []
-        return retention.touches(scope, state.tree, most)
+        return retention.touches(scope, state.tree, state.capacity.share_of(state.tree), most)
 
     def touched(self, touch: Touch, report: EngineReport) -> None:
         """Count a touch that the engine has answered as a request for its path."""
@@ -411,7 +411,7 @@ class PlannerState:
             resident = held.blocks
             retention = self._retained.use(state.scope)
             if retention is not None:
-                retention.learn(order, held.tokens, state.tree, state.capacity.tokens)
+                retention.learn(order, held.tokens, state.tree, state.capacity.share_of(state.tree))
             served = [
                 ServedBlock(key, length, rank, i < resident)
                 for i, (key, length, rank) in enumerate(zip(keys, tokens, ranks, strict=True))

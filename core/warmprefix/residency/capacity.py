@@ -126,6 +126,12 @@ class Capacity:
         if self.source != "default" and self._reuse.branches > 1 and isinstance(tree, StampedTree):
             tree.evict_unused(self._reuse.clock.first_within(self.tokens))
 
+    def share_of(self, tree: PrefixTree[bytes]) -> int | None:
+        """Return what the other scopes leave of the capacity to one scope's mirror."""
+        if self.tokens is None or self.source == "default" or self._reuse.branches <= 1:
+            return self.tokens
+        return self.tokens - max(min(self._reuse.clock.in_use, self.tokens) - tree.resident_tokens, 0)
+
     def start(self, tokens: int) -> None:
         """Use the capacity in an engine's metrics until reports give a better one; of several, the smallest."""
         stated, source = self._stated
@@ -346,6 +352,11 @@ class ReuseClock:
         while place <= self.window:
             self._sums[place] += tokens
             place += place & -place
+
+    @property
+    def in_use(self) -> int:
+        """Tokens that requests of the window were the last to use."""
+        return self._total
 
     def used_after(self, request: int) -> int:
         """Return the tokens that were last used after a request of the window."""
