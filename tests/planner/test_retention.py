@@ -116,6 +116,16 @@ def test_touches_keep_what_returns_later_than_the_lru_holds_it(profile: str, mor
     assert [touch[2:] for touch in again.touches] == [touch[2:] for touch in touched.touches]
 
 
+def test_touches_come_in_time_where_the_engine_also_holds_other_text() -> None:
+    capacity = round(0.95 * CAPACITY)
+    without = run(planner_of(), Engine(capacity), touches=False)
+    planner = planner_of()
+    touched = run(planner, Engine(capacity))
+    assert len(touched.touches) > 10
+    assert touched.computed < without.computed
+    assert planner.stats().touch_tokens < 0.1 * sum(touch.tokens for touch in touched.touches)
+
+
 def test_a_planner_that_nobody_asks_touches_nothing() -> None:
     planner = planner_of()
     assert not run(planner, Engine(), touches=False).touches
