@@ -49,13 +49,14 @@ class RequestPriorities:
         self._has_begun = False
         self._lock = fork_safe_lock()
 
-    def processor(self, plan: ContextPlan) -> Processor | None:
-        """Return the processor that adds the priority of a plan's request; None if the engine is to be sent none."""
+    def processor(self, plan: ContextPlan | None) -> Processor | None:
+        """Return the processor that adds the priority of a request, which may have no plan; None if it gets none."""
         if self._planner.profile.eviction != "priority":
             return None
         with self._lock:
-            self._observe(self._clock())
-            self._has_begun = self._has_begun or plan.retention is not None
+            if plan is not None:
+                self._observe(self._clock())
+                self._has_begun = self._has_begun or plan.retention is not None
         return self._with_priority if self._has_begun else None
 
     def of_touch(self, request: OutgoingRequest, age: int) -> OutgoingRequest:

@@ -293,6 +293,13 @@ class ServeOptions:
     ] = None
     pin_first: Annotated[int, Option(metavar="N", help="First blocks of each such context that stay in front.")] = 0
     pin_last: Annotated[int, Option(metavar="N", help="Last blocks of each such context that stay at its end.")] = 0
+    touches: Annotated[
+        bool,
+        Option(
+            "--touches/--no-touches",
+            help="Whether requests for one token may keep contexts cached that come again, where they pay.",
+        ),
+    ] = True
     echoes: Annotated[
         str,
         Option(
@@ -343,6 +350,7 @@ def _serve(options: ServeOptions) -> int | None:
             reorder=tuple(options.reorder or ()),
             pin_first=options.pin_first,
             pin_last=options.pin_last,
+            touches=options.touches,
             profile=options.profile,
             record=options.record,
             quote=options.quote,

@@ -76,6 +76,8 @@ class Gateway:
             await self._refuse(send, path, 429, "busy", "too many requests at one time; try again")
             return
         office.metrics.in_flight.inc()
+        if office.touches is not None:
+            office.touches.began()
         request = PassedRequest(office, scope, headers, tenant, receive, send)
         try:
             await request.run()
@@ -88,6 +90,8 @@ class Gateway:
         finally:
             office.places.give_back(tenant)
             office.metrics.in_flight.dec()
+            if office.touches is not None:
+                office.touches.ended()
 
     def _own_answer(self, path: str) -> tuple[int, bytes, bytes, list[tuple[bytes, bytes]]]:
         office = self._office

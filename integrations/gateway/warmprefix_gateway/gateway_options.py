@@ -92,6 +92,8 @@ class GatewayOptions:
     """First blocks of each such context that stay in front."""
     pin_last: int = 0
     """Last blocks of each such context that stay at its end."""
+    touches: bool = True
+    """Allow requests for one token that keep contexts cached which come again, where they pay; of ordered ones only."""
     profile: CacheProfile | str = "full-attention"
     """Where the caches of the upstreams can match; one with marks makes the gateway set them."""
     bounds: GatewayBounds = GatewayBounds()
@@ -123,6 +125,10 @@ class GatewayOptions:
         if unknown := set(self.allow_fields) - CLOSED_FIELDS:
             raise ValueError(
                 f"fields must be among {', '.join(sorted(CLOSED_FIELDS))}, got {', '.join(sorted(unknown))}"
+            )
+        if "priority" in self.allow_fields and self.cache_profile.eviction == "priority":
+            raise ValueError(
+                "priority would keep a tenant's prompts cached before all others', so it cannot be allowed"
             )
         if self.records is not None and not self.salt_key:
             raise ValueError("records in Redis are sealed with the salt key: give one")

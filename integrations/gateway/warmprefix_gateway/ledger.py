@@ -53,7 +53,7 @@ class Ledger:
         cached_tokens: int | None,
     ) -> None:
         """Count an answered request; a count is None if the upstream did not report it."""
-        cached_tokens = self._with_zeros(upstream, asked.call.body.get("model"), prompt_tokens, cached_tokens)
+        cached_tokens = self.with_zeros(upstream, asked.call.body.get("model"), prompt_tokens, cached_tokens)
         session = asked.session
         session.requests += 1
         self.totals["requests"] += 1
@@ -88,7 +88,7 @@ class Ledger:
         self.minutes[-1].prompt_tokens += prompt_tokens
         self.minutes[-1].cached_tokens += cached_tokens
 
-    def _with_zeros(
+    def with_zeros(
         self, upstream: str | None, model: object, prompt_tokens: int | None, cached_tokens: int | None
     ) -> int | None:
         """Return the cached tokens; 0 for an engine that reports them, but leaves them out where none were cached.

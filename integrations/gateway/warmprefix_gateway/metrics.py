@@ -35,6 +35,8 @@ class GatewayMetrics:
         )
         self.marked = self._counter("marked_requests", "Requests that got cache marks.")
         self.contexts = self._counter("contexts", "Contexts found, by what became of their order.", "order")
+        self.touches = self._counter("touches", "Requests of the gateway's own that keep a context cached.", "outcome")
+        self.touch_tokens = self._counter("touch_tokens", "Prompt tokens of these, by where they came from.", "source")
         self.upstream_errors = self._counter("upstream_errors", "Failures of upstreams, by reason.", "reason")
         self.retries = self._counter("retries", "Requests sent again, by reason.", "reason")
         self.disconnects = self._counter("disconnects", "Clients that left before the end.")

@@ -27,11 +27,13 @@ from warmprefix_gateway.sessions import PromptParts, prompt_parts, session_name
 from warmprefix_gateway.shares import AbandonedWorkError, Preparation, Shares
 from warmprefix_gateway.tenant_bodies import BodyRefusedError, check_parts, check_type, read_strictly, refuse_fields
 from warmprefix_gateway.tenant_keys import Access, TenantKeys
+from warmprefix_gateway.touching import TouchSender, UpstreamPath
 from warmprefix_gateway.turn_records import FoundTurn
 from warmprefix_gateway.upstreams import Upstreams
 from warmprefix_openai import AnswerFacts
 from warmprefix_requests import FieldRefusals, OutgoingRequest, StoredHistory, prepared, read_call
 from warmprefix_requests.marks import CacheMarker
+from warmprefix_requests.retention import RequestPriorities
 
 try:
     import aiohttp
@@ -86,8 +88,14 @@ class Office:
         self.reorderer: Reorderer | None = None
         """Orders contexts, if that is asked for."""
         if options.reorder and profile.separator is None:  # else no order saves anything
-            self.reorderer = Reorderer(as_templates(options.reorder), options.pin_first, options.pin_last)
-        self._rules = Rules(options.references, keep_tools, profile, self.marker, self.reorderer)
+            self.reorderer = Reorderer(as_templates(options.reorder), options.pin_first, options.pin_last, profile)
+        priorities = None if self.reorderer is None else RequestPriorities(self.reorderer.planner)
+        self._rules = Rules(options.references, keep_tools, profile, self.marker, self.reorderer, priorities)
+        self.touches: TouchSender | None = None
+        """Keeps contexts cached; None if that is off, or nothing is ordered."""
+        if options.touches and self.reorderer is not None and priorities is not None:
+            key, planner = options.upstream_key, self.reorderer.planner
+            self.touches = TouchSender(planner, priorities, self.upstreams, self.ledger, key, self.fail)
         self._salt_key = options.salt_key or secrets.token_bytes(32)
         tenants = self.access.tenants
         self.places = Shares(options.bounds.max_in_flight, tenants)
@@ -98,6 +106,8 @@ class Office:
         self._preparing = Preparation()
         self._client: aiohttp.ClientSession | None = None
         self._is_warned = False
+        self._takes_priorities = False
+        """True if requests may have a priority, as the upstreams evict by it."""
         self._recorder = None if options.record is None else BodyRecorder(options.record, self.fail)
 
     async def open(self) -> None:
@@ -114,9 +124,13 @@ class Office:
             max_field_size=_MOST_HEADER_BYTES,
         )
         self.upstreams.start(self._client)
+        if self.touches is not None:
+            self.touches.open(self._client)
 
     async def close(self) -> None:
         """Close all connections to the upstreams, and the file of recorded requests."""
+        if self.touches is not None:
+            await self.touches.close()
         await self.upstreams.stop()
         if self._client is not None:
             await self._client.close()
@@ -171,6 +185,7 @@ class Office:
             BodyRefusedError: The body is a tenant's, and it is not understood, or reaches beyond the tenant.
         """
         began = time.perf_counter()
+        self._takes_priorities = self._client is not None and self.upstreams.take_priorities(self._client)
         found: _Prepared | None = None
         before: FoundTurn | None = None
         read: OutgoingRequest | None = None
@@ -268,6 +283,8 @@ class Office:
             return None
         parts = prompt_parts(call.route, call.body)
         rules = self._rules
+        if rules.priorities is not None and not self._takes_priorities:
+            rules = rules._replace(priorities=None)
         level = headers.get(LEVEL_HEADER)
         if level in _LEVELS:
             rules = rules._replace(references=_LEVELS[level])
@@ -335,14 +352,28 @@ class Office:
             self._is_warned = True
             _log.warning("contexts whose blocks are numbered keep their order")
 
-    def answered(self, asked: AskedPrompt, sent: OutgoingRequest, facts: AnswerFacts, upstream: str | None) -> None:
-        """Count an answered request."""
+    def answered(
+        self,
+        asked: AskedPrompt,
+        sent: OutgoingRequest,
+        facts: AnswerFacts,
+        upstream: str | None,
+        target: tuple[bytes, bytes],
+    ) -> None:
+        """Count an answered request; `target` is the path and the query that it went to."""
         tokens = facts.tokens
         self.ledger.record(asked, sent, upstream, tokens.prompt_tokens, tokens.cached_tokens)
         plan = asked.reordered and asked.reordered.plan
         if plan is not None and self.reorderer is not None:
-            report = EngineReport(tokens.cached_tokens, tokens.prompt_tokens)
-            self.reorderer.planner.commit(plan, report=report)
+            report = EngineReport(
+                tokens.cached_tokens, tokens.prompt_tokens, capacity_tokens=self.upstreams.capacity_tokens
+            )
+            if self._client is not None and upstream is not None:
+                self.upstreams.seen_engine(self._client, upstream)
+            is_new = self.reorderer.planner.commit(plan, report=report)
+            path, query = target
+            if is_new and self.touches is not None and upstream is not None and not query:  # it may hold a key
+                self.touches.answered(plan, sent, UpstreamPath(upstream, path, asked.session.tenant))
 
     def record(
         self,

@@ -24,6 +24,7 @@ from warmprefix_requests import (
     with_usage,
 )
 from warmprefix_requests.marks import CacheMarker
+from warmprefix_requests.retention import RequestPriorities
 from warmprefix_requests.splicing import survives
 
 __all__ = ["AskedPrompt", "Rules", "outgoing", "with_tenant_salt"]
@@ -37,6 +38,7 @@ class Rules(NamedTuple):
     profile: CacheProfile
     marker: CacheMarker | None
     reorderer: Reorderer | None = None
+    priorities: RequestPriorities | None = None
     order_locked: bool = False
 
 
@@ -97,6 +99,9 @@ def outgoing(
         return prepared(call, processors, optional), None
     reordered = rules.reorderer.reordered(call, tenant, context, order_locked=rules.order_locked)
     try:
+        prioritised = rules.priorities and rules.priorities.processor(reordered.plan)
+        if prioritised:
+            optional["retention"] = prioritised
         return prepared(reordered.call, processors, optional), reordered
     except BaseException:
         rules.reorderer.abandon(reordered)

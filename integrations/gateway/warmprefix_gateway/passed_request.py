@@ -452,7 +452,8 @@ class PassedRequest:
                 usage = facts.usage if facts is not None and (has_answered or facts.usage) else None
                 self._office.marker.report(sent.marked, usage)
             if has_answered and facts is not None:
-                self._office.answered(self._asked, sent, facts, self._base)
+                target = self._raw_path, self._scope["query_string"]
+                self._office.answered(self._asked, sent, facts, self._base, target)
         except Exception as error:
             self._office.fail("an answer could not be recorded", error)
 

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from warmprefix import ContextBlock, ContextPlanner
 from warmprefix.blocks import Pin
+from warmprefix.cache_profiles import CacheProfile
 from warmprefix.fair_lru import FairLru
 from warmprefix.plan import ContextPlan
 from warmprefix_requests import OutgoingRequest, RepeatedResult, Rewritten, with_texts
@@ -88,10 +89,16 @@ class Reorderer:
     `pin_last` blocks of each context stay where they are. Thread-safe.
     """
 
-    def __init__(self, templates: Mapping[str, Template], pin_first: int = 0, pin_last: int = 0) -> None:
+    def __init__(
+        self,
+        templates: Mapping[str, Template],
+        pin_first: int = 0,
+        pin_last: int = 0,
+        profile: CacheProfile | str = "full-attention",
+    ) -> None:
         self._pin_first = pin_first
         self._pin_last = pin_last
-        self.planner = ContextPlanner(annotate="none")
+        self.planner = ContextPlanner(annotate="none", profile=profile)
         self._templates = templates
         self._lock = threading.Lock()
         self._orders: FairLru[bytes, tuple[int, ...]] = FairLru()

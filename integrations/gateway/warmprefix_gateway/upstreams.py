@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import time
@@ -18,7 +19,8 @@ from warmprefix.errors import MissingExtraError
 from warmprefix_gateway.gateway_options import GatewayOptions
 from warmprefix_gateway.metrics import GatewayMetrics
 from warmprefix_gateway.sessions import PromptParts, Session
-from warmprefix_requests.engine_salts import Engine, recognised_engine
+from warmprefix_openai.cache_metrics import report_from_metrics
+from warmprefix_requests.engine_salts import Engine, EngineName, recognised_engine
 from warmprefix_routing import ReplicaRouter, Route
 
 try:
@@ -34,6 +36,8 @@ _CHECK_SECONDS = 2.0
 _ENGINE_SECONDS, _NO_ANSWER_SECONDS = 60.0, 5.0
 """Time after which an upstream is asked again which engine it is: after an answer, and without one."""
 _MOST_ANSWER_BYTES = 1 << 20
+_TOUCHED: Collection[EngineName | None] = ("vllm", "sglang", "warmprefix-emulator")
+"""Engines of one's own that evict what was read longest ago. At llama.cpp, a touch would take the slot of another."""
 
 
 class Upstreams:
@@ -59,6 +63,10 @@ class Upstreams:
         self._engines: dict[str, tuple[Engine, float]] = {}
         """What was recognised, and until when it counts."""
         self._asking: dict[str, asyncio.Task[None]] = {}
+        self._evicts_by_priority = bool(options.reorder) and options.cache_profile.eviction == "priority"
+        self._capacities: dict[str, int] = {}
+        self._prioritising: set[str] = set()
+        """Upstreams that evict by priority, as they show."""
         metrics.upstreams.set(len(self._bases))
 
     @property
@@ -143,23 +151,56 @@ class Upstreams:
             base: Address of the upstream.
             is_needed: Wait for another answer if the first ones did not show the engine.
         """
-        if self._options.engine is not None:
-            return Engine.given(self._options.engine)
-        engine, until = self._engines.get(base, (Engine(), 0.0))
-        if self._clock() >= until:
-            asking = self._asking.get(base)
-            if asking is None:
-                asking = self._asking[base] = asyncio.create_task(self._recognise(client, base))
-                asking.add_done_callback(lambda _: self._asking.pop(base))
-            if base not in self._engines or (is_needed and engine.name is None):
-                await asyncio.shield(asking)  # others wait for it too
-                engine = self._engines[base][0]
+        engine = self.seen_engine(client, base)
+        asking = self._asking.get(base)
+        if asking is not None and (base not in self._engines or (is_needed and engine.name is None)):
+            await asyncio.shield(asking)  # others wait for it too
+            engine = self._engines[base][0]
         return engine
 
+    def seen_engine(self, client: aiohttp.ClientSession, base: str) -> Engine:
+        """Return the engine of an upstream as far as it was recognised; it is asked again after a while."""
+        given = self._options.engine
+        if given is not None and not self._options.reorder:
+            return Engine.given(given)
+        engine, until = self._engines.get(base, (Engine(), 0.0))
+        if self._clock() >= until and base not in self._asking:
+            asking = self._asking[base] = asyncio.create_task(self._recognise(client, base))
+            asking.add_done_callback(lambda _: self._asking.pop(base))
+        return engine if given is None else Engine.given(given)
+
+    def can_be_touched(self, client: aiohttp.ClientSession, base: str, tenant: str | None) -> bool:
+        """Return True if an upstream answers, and is an engine whose cache a request over a prefix renews."""
+        engine = self.seen_engine(client, base)
+        if not self.states[base].answers or engine.name not in _TOUCHED:
+            return False
+        if self._evicts_by_priority and base not in self._prioritising:
+            return False
+        is_salted = tenant is not None and self._options.cache_profile.isolation == "cache_salt"
+        return not is_salted or engine.takes_salt("chat") is True
+
+    @property
+    def capacity_tokens(self) -> int | None:
+        """Tokens that the cache of the smallest upstream holds; None if no metrics show it."""
+        return min(self._capacities.values(), default=None)
+
+    def take_priorities(self, client: aiohttp.ClientSession) -> bool:
+        """Return True if all upstreams evict by the priority of a request, and use it for nothing else."""
+        if not self._evicts_by_priority:
+            return False
+        for base in self._bases:
+            self.seen_engine(client, base)
+        return self._prioritising >= set(self._bases)
+
     async def _recognise(self, client: aiohttp.ClientSession, base: str) -> None:
-        models, version = await asyncio.gather(
-            *[self._content(client, str(self.target(base, path, b""))) for path in (b"/v1/models", b"/version")]
+        paths = [b"/v1/models", b"/version"]
+        paths += [b"/metrics", b"/server_info"][: bool(self._options.reorder) + self._evicts_by_priority]
+        models, version, *more = await asyncio.gather(
+            *[self._content(client, str(self.target(base, path, b""))) for path in paths]
         )
+        (self._prioritising.add if any(map(evicts_by_priority, more)) else self._prioritising.discard)(base)
+        if more and (tokens := report_from_metrics(f"{more[0].decode('utf-8', 'replace')}\n").capacity_tokens):
+            self._capacities[base] = tokens
         found = recognised_engine(models, version)
         engine = found if models else self._engines.get(base, (found, 0.0))[0]  # a busy engine is still the same
         self._engines[base] = engine, self._clock() + (_ENGINE_SECONDS if models else _NO_ANSWER_SECONDS)
@@ -306,6 +347,18 @@ class UpstreamState:
         """Note that it answers again, or does not answer any more."""
         self.answers = answers
         self.changed_at = self.clock()
+
+
+def evicts_by_priority(info: bytes) -> bool:
+    """Return True if SGLang's `/server_info` shows that a priority decides about eviction, and about nothing else."""
+    try:
+        shown = json.loads(info)
+    except (ValueError, RecursionError):
+        return False
+    if not isinstance(shown, dict) or shown.get("radix_eviction_policy") != "priority":
+        return False
+    # With the first one the number also orders the queue, with the second one requests with a number fail.
+    return not shown.get("enable_priority_scheduling") and not shown.get("abort_on_priority_when_disabled")
 
 
 def reason_of(error: BaseException) -> str:
