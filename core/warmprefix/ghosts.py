@@ -55,19 +55,22 @@ class Ghosts(Generic[C]):
     30
     """
 
-    def __init__(self, candidates: Sequence[C], *, decay: float = 0.99, margin: float = 0.02) -> None:
+    def __init__(
+        self, candidates: Sequence[C], *, decay: float = 0.99, margin: float = 0.02, lead: float = 0.0
+    ) -> None:
         """Start with the first candidate, the default.
 
         Args:
             candidates: The values to choose from.
             decay: Weight of the earlier scores at each request.
             margin: Share by which another candidate must be better than the default.
+            lead: Score that the default begins with, as if it alone had saved this many whole requests.
         """
         self.candidates = candidates
         self.best = candidates[0]
         self._decay = decay
         self._margin = margin
-        self._scores = [0.0] * len(candidates)
+        self._scores = [lead, *[0.0] * (len(candidates) - 1)]
 
     def score(self, saved: Sequence[float]) -> None:
         """Add what each candidate would have saved of a request, as a share of its tokens."""

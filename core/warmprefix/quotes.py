@@ -31,7 +31,7 @@ shorter block is quoted whole."""
 _MOST_BYTES = 48
 _MOST_TRIES = 64
 """Places of one block at which a quote may begin, besides those inside passages that stand elsewhere too."""
-_RUN_WORDS = 32
+_FIRST_WORDS, _RUN_WORDS = 4, 32
 _OVERLAP_WORDS = 16
 
 _NOT_WORDS = bytes(code for code in range(128) if not chr(code).isalnum())
@@ -168,9 +168,13 @@ class _Passage:
 def _quote(text: str, passage: _Passage, least: int) -> str | None:
     """Return the first words of a text that stand in no other one; None if no such words were found."""
     least = min(least, len(passage.fold))
+    opening = next(_runs(text, _FIRST_WORDS), None)
+    piece = None if opening is None else next(_pieces(text, opening, least), None)
+    if piece is not None and passage.is_only_here(piece[1]):  # as below, for the first words of most texts
+        return piece[0]
     shared_to = tries = 0
     folded_to = at = 0  # a place in the text, and the length of the fold before it
-    for run in _runs(text):
+    for run in _runs(text, _RUN_WORDS):
         for first, (start, _) in enumerate(run):
             at += len(folded(text[folded_to:start])) if start >= folded_to else -len(folded(text[start:folded_to]))
             folded_to = start
@@ -194,17 +198,16 @@ def _quote(text: str, passage: _Passage, least: int) -> str | None:
 
 def _pieces(text: str, words: Sequence[tuple[int, int]], least: int) -> Iterator[tuple[str, bytes]]:
     """Yield the quotes that begin with the first of these words, with their folds, the shortest first."""
-    start, end = words[0]
-    if folded(text[start:end]):
-        for _, end in words:
-            fold = folded(text[start:end])
-            if len(fold) > _MOST_BYTES:
-                break
-            if len(fold) >= least:
-                yield text[start:end].rstrip(".,;:!?…。、，"), fold
+    start, _ = words[0]
+    for _, end in words:
+        fold = folded(text[start:end])
+        if not fold or len(fold) > _MOST_BYTES:
+            break
+        if len(fold) >= least:
+            yield text[start:end].rstrip(".,;:!?…。、，"), fold
 
 
-def _runs(text: str) -> Iterator[list[tuple[int, int]]]:
+def _runs(text: str, most: int) -> Iterator[list[tuple[int, int]]]:
     """Yield the places of words that can be quoted together; long runs in parts that overlap."""
     run: list[tuple[int, int]] = []
     fresh = False
@@ -218,7 +221,7 @@ def _runs(text: str) -> Iterator[list[tuple[int, int]]]:
         if is_quotable:
             run.append(word.span())
             fresh = True
-            if len(run) == _RUN_WORDS:
+            if len(run) == most:
                 yield run
                 run, fresh = run[-_OVERLAP_WORDS:], False
     if fresh:

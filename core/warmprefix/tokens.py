@@ -310,14 +310,13 @@ class OrderNote:
         if not needs_note(templates, self.annotation, [i for i in order if i not in joined] if joined else order):
             return None, 0
         if self._note is None:
-            first = [i for i in range(len(self.blocks)) if i not in joined]
-            text = _note(
-                templates,
-                self.annotation,
-                [self.labels[i] for i in first],
-                [self.blocks[i].text for i in first],
-                [self.blocks[i].text for i in joined],
-            )
+            texts, labels = [block.text for block in self.blocks], self.labels
+            if joined:
+                first = [i for i in range(len(texts)) if i not in joined]
+                labels = [labels[i] for i in first]
+                text = _note(templates, self.annotation, labels, [texts[i] for i in first], [texts[i] for i in joined])
+            else:
+                text = _note(templates, self.annotation, labels, texts, ())
             self._note = text, None if text is None else self.writer.count(text)
         return self._note
 

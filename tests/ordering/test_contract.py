@@ -339,7 +339,8 @@ def test_cost_is_bounded_if_no_subtree_can_be_skipped(policy: NewPolicy) -> None
         served.policy.observe(as_served(path))
     request = [*names, Block(b"new", 10_000), *blocks(*range(100, 107))]
     assert work(lambda: served.order(request)) <= 8_000
-    assert work(lambda: served.policy.observe(as_served(request))) <= 1_000
+    ghosts = 3 if policy is CoAccessPolicy else 0  # each of which orders and serves the request too
+    assert work(lambda: served.policy.observe(as_served(request))) <= 1_000 + 500 * ghosts
 
 
 def test_cost_of_an_exhaustive_search_exceeds_the_bound() -> None:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache, partial
 from operator import attrgetter, itemgetter
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from warmprefix.errors import check_count
+from warmprefix.ghosts import Ghosts
+from warmprefix.ordering.access import AccessWindow, BitCounter
 from warmprefix.ordering.policies import BlockView, PrefixView, ServedBlock
 from warmprefix.ordering.positions import PositionProfile, place_well
-from warmprefix.prefix.tree import PrefixMatch
+from warmprefix.prefix.tree import PrefixMatch, PrefixTree
 
-__all__ = ["AccessWindow", "BitCounter", "CoAccessPolicy", "Outcome", "RecurrenceByRank"]
-
-K = TypeVar("K", bound=Hashable)
+__all__ = ["CoAccessPolicy", "Outcomes", "RecurrenceByRank"]
 
 _ESTIMATES = 4
 """Places of the tail for which odds are computed separately."""
@@ -30,6 +30,16 @@ _FIRST_REQUESTS = 0.25
 _RETURNS_DECAY = 0.96
 _RETURNS_INTERVAL = 4
 """One request in this many is examined for what its order has found."""
+_TRUSTS = (11.0, 3.0, 100.0)
+"""Numbers of similar requests that weigh as much as rank, the default first."""
+_GHOST_DECAY, _GHOST_MARGIN, _GHOST_LEAD = 0.998, 0.04, 3.0
+"""A change of `trust` spoils paths, so the default stays until another one is clearly better."""
+_LEAST_LEARNED = 16
+"""Requests before there are ghosts."""
+_GHOST_EDGES = 16
+"""Most edges that a search in a ghost walks."""
+_PERIOD, _SERVED = 8_192, 1_024
+"""Requests of a period, and the first of them, which the ghosts serve: so a request costs little more in the mean."""
 
 
 class CoAccessPolicy:
@@ -41,7 +51,8 @@ class CoAccessPolicy:
     save most in the order of `tokens * p / (1 - p)`, where p is a block's probability to recur. The next block is
     always the one with the highest value; p is estimated from the requests of the window that hold all blocks placed
     so far. A request's weight is the number of its blocks that this request shares, in thirds of the highest such
-    number. `trust` similar requests weigh as much as the block's rank, whose predictive value is learned too.
+    number. `trust` similar requests weigh as much as the block's rank, whose predictive value is learned too;
+    ghosts show the best number.
 
     p is estimated separately for each of the first places, and once for the places after them, which are seldom
     reached. Once no request holds all placed blocks, the rest stays in relevance order. A request without a resident
@@ -49,31 +60,34 @@ class CoAccessPolicy:
     for k blocks.
     """
 
-    def __init__(self, window: int = 1_000, trust: float = 11.0) -> None:
+    def __init__(self, window: int = 1_000, trust: float | None = None) -> None:
         """Start with nothing learned.
 
         Args:
             window: Number of requests that are remembered.
-            trust: Number of similar requests that weigh as much as rank; above 0.
+            trust: Number of similar requests that weigh as much as rank; above 0. None to learn it.
 
         Raises:
             TypeError: `window` is not an int.
             ValueError: An argument is too small.
         """
         check_count("window", window)
-        if not trust > 0:
+        if trust is not None and not trust > 0:
             raise ValueError(f"trust must be above 0, got {trust}")
-        self.trust = trust
+        self.trust = _TRUSTS[0] if trust is None else trust
+        self._ghosts = _TrustGhosts(window) if trust is None else None
+        self._capacity: int | None = None
         self._window = AccessWindow[bytes](window)
         self._recurrence = RecurrenceByRank()
         self._returns = _Returns()
         self._note_tokens = 0
         """Tokens of the last order's note; 0 until an order needed one."""
-        self._tails: list[Sequence[tuple[bytes, int]]] = [()] * window
-        """For each place of the window, that request's blocks beyond its resident path, with their part of ranks."""
+        self._tails: list[Sequence[frozenset[bytes]]] = [()] * window
+        """For each place of the window, that request's blocks beyond its resident path, by third of the ranks."""
 
     def order(self, blocks: Sequence[BlockView], prefix: PrefixView) -> Sequence[int]:
         head = prefix.deepest_path(blocks)
+        self._capacity = prefix.tree.capacity_tokens
         demand = self._demand(blocks, prefix.waiting)
         planned: Sequence[int] = demand.best_order(head)
         if prefix.reader is not None and planned != [*range(len(blocks))]:
@@ -130,15 +144,26 @@ class CoAccessPolicy:
         return best[1:]
 
     def observe(self, served: Sequence[ServedBlock]) -> None:
+        if not served:
+            return
         ranked = sorted(served, key=attrgetter("rank"))
         keys = [block.fingerprint for block in ranked]
+        ghosts = self._ghosts if self._ghosts is not None and self._ghosts.are_due() else None
         place = self._window.next_place
-        if self._note_tokens and place % _RETURNS_INTERVAL == 0:
-            self._learn_returns(served, ranked)
+        learns = self._note_tokens and place % _RETURNS_INTERVAL == 0
+        if ghosts is not None or learns:
+            demand = self._demand(ranked)
+            if learns:
+                self._learn_returns(served, ranked, demand)
+            if ghosts is not None:
+                ghosts.serve(demand, keys, self._capacity)
+                self.trust = ghosts.choice.best
         self._recurrence.learn(self._outcomes(BitCounter(self._window.requests(keys)), keys))
-        self._tails[place] = [
-            (block.fingerprint, _PARTS * rank // len(keys)) for rank, block in enumerate(ranked) if not block.resident
-        ]
+        tail: list[list[bytes]] = [[] for _ in range(_PARTS)]
+        for rank, block in enumerate(ranked):
+            if not block.resident:
+                tail[_PARTS * rank // len(keys)].append(block.fingerprint)
+        self._tails[place] = [*map(frozenset, tail)]
         self._window.observe(keys)
 
     def _demand(self, blocks: Sequence[BlockView], waiting: Sequence[Collection[bytes]] = ()) -> _Demand:
@@ -165,15 +190,15 @@ class CoAccessPolicy:
         chances = self._recurrence.chances(len(keys), self._outcomes(counter, keys)) if similar else ()
         return _Demand(similar, requests, [block.tokens for block in blocks], chances, self.trust * _LEVELS)
 
-    def _outcomes(self, counter: BitCounter, keys: Sequence[bytes]) -> list[Outcome]:
+    def _outcomes(self, counter: BitCounter, keys: Sequence[bytes]) -> Outcomes:
         """Compare `keys` with the tail of the most similar request, the latest of equals."""
         if not counter.highest:
-            return []
+            return ()
         here = set(keys)
         tail = self._tails[self._window.latest(counter.at_least(counter.highest))]
-        return [(part, key in here) for key, part in tail]
+        return [(len(here & part), len(part)) for part in tail]
 
-    def _learn_returns(self, served: Sequence[ServedBlock], ranked: Sequence[ServedBlock]) -> None:
+    def _learn_returns(self, served: Sequence[ServedBlock], ranked: Sequence[ServedBlock], demand: _Demand) -> None:
         """Compare what a reordered request found with what it was expected to leave for later ones."""
         ranks = {block.fingerprint: rank for rank, block in enumerate(ranked)}
         order = [ranks[block.fingerprint] for block in served]
@@ -182,7 +207,6 @@ class CoAccessPolicy:
             return
         unmoved = moved[0]
         found = sum([block.resident for block in served])
-        demand = self._demand(ranked)
         # What an earlier request left here costs a note again.
         net = sum([block.tokens for block in served[unmoved:found]]) - self._note_tokens
         self._returns.learn(
@@ -205,6 +229,10 @@ class _Demand(NamedTuple):
     trust: float
     """The weight of `chances`, in bits."""
 
+    def trusting(self, trust: float) -> _Demand:
+        """Return the same with another number of similar requests that weigh as much as rank."""
+        return self._replace(trust=trust * _LEVELS)
+
     def best_order(self, head: Sequence[int]) -> list[int]:
         """Return all blocks: `head`, then always the best next one.
 
@@ -217,8 +245,8 @@ class _Demand(NamedTuple):
         order = [*head]
         tail = [
             (i, self.holders[i], self.tokens[i], trust * chance, trust - trust * chance)
-            for i, chance in enumerate(self.chances)
-            if common and i not in placed
+            for i, chance in enumerate(self.chances if common else ())
+            if i not in placed
         ]
         while tail and common and len(order) < len(head) + _ESTIMATES:
             savings = _savings(tail, common)
@@ -299,8 +327,8 @@ _MEMORY = 10_000
 """Blocks per part after which the learned counts are halved, so that a change is noticed."""
 _LEAST, _MOST = 0.02, 0.98
 
-Outcome = tuple[int, bool]
-"""A block of an earlier request: its third of the ranks, and whether the next similar request has it."""
+Outcomes = Sequence[tuple[int, int]]
+"""For each third of the ranks of an earlier request: its blocks that the next similar request has, and all."""
 
 
 class RecurrenceByRank:
@@ -315,17 +343,17 @@ class RecurrenceByRank:
         self._recurred = [_GUESS_WEIGHT * share for share in _FIRST_GUESS]
         self._seen = [float(_GUESS_WEIGHT)] * _PARTS
 
-    def learn(self, outcomes: Iterable[Outcome]) -> None:
+    def learn(self, outcomes: Outcomes) -> None:
         """Add the outcomes of an earlier request's blocks."""
-        for part, again in outcomes:
+        for part, (again, blocks) in enumerate(outcomes):
             self._recurred[part] += again
-            self._seen[part] += 1
+            self._seen[part] += blocks
             if self._seen[part] > _MEMORY:
                 self._recurred[part] /= 2
                 self._seen[part] /= 2
 
-    def chances(self, blocks: int, latest: Sequence[Outcome] = ()) -> list[float]:
-        """Return each rank's probability to recur. O(blocks + len(latest)).
+    def chances(self, blocks: int, latest: Outcomes = ()) -> list[float]:
+        """Return each rank's probability to recur. O(blocks).
 
         Args:
             blocks: Number of blocks of the request.
@@ -333,10 +361,8 @@ class RecurrenceByRank:
         """
         recurred, seen = self._recurred, self._seen
         if latest:
-            recurred, seen = recurred.copy(), seen.copy()
-            for part, again in latest:
-                recurred[part] += _LATEST_WEIGHT * again
-                seen[part] += _LATEST_WEIGHT
+            recurred = [a + _LATEST_WEIGHT * again for a, (again, _) in zip(recurred, latest, strict=True)]
+            seen = [b + _LATEST_WEIGHT * blocks for b, (_, blocks) in zip(seen, latest, strict=True)]
         shares = [min(max(a / b, _LEAST), _MOST) for a, b in zip(recurred, seen, strict=True)]
         return [shares[part] + (shares[part + 1] - shares[part]) * way for part, way in _between_parts(blocks)]
 
@@ -352,106 +378,28 @@ def _between_parts(blocks: int) -> tuple[tuple[int, float], ...]:
     return tuple(places)
 
 
-class AccessWindow(Generic[K]):
-    """Access counts over the last `size` requests.
+class _TrustGhosts:
+    """Caches of the same size, each with orders of another `trust`, which show the best one for a scope."""
 
-    Each block has a bitset with one bit per request of the window. So counting the requests that hold a whole set of
-    blocks takes one `&` and one `bit_count` per block, about 0.1 µs at the default size. Memory is bounded by the
-    blocks of `size` requests. Not thread-safe.
+    def __init__(self, max_nodes: int) -> None:
+        self._max_nodes = max_nodes
+        self.choice = Ghosts(_TRUSTS, decay=_GHOST_DECAY, margin=_GHOST_MARGIN, lead=_GHOST_LEAD)
+        self._trees: list[PrefixTree[bytes]] = []
+        self._requests = 0
 
-    >>> window = AccessWindow[str]()
-    >>> window.observe(["A", "B"]); window.observe(["B", "C"])
-    >>> window.count("A"), window.count("B")
-    (1, 2)
-    """
+    def are_due(self) -> bool:
+        """Count a request; return True if the ghosts serve it: the first ones, and as many of each later period."""
+        self._requests += 1
+        return self._requests > _LEAST_LEARNED and self._requests % _PERIOD < _SERVED
 
-    def __init__(self, size: int = 1_000) -> None:
-        check_count("size", size)
-        self.size = size
-        self._slots: list[Sequence[K]] = [()] * size
-        self.next_place = 0
-        """Bit of the next observed request, which the oldest has while the window is full."""
-        self._requests: dict[K, int] = {}
-
-    def observe(self, keys: Sequence[K]) -> None:
-        """Add a request's blocks; drop the oldest request if the window is full. O(keys)."""
-        slot = self.next_place
-        bit = 1 << slot
-        requests = self._requests
-        distinct = tuple(dict.fromkeys(keys))
-        for key in self._slots[slot]:
-            left = requests[key] & ~bit
-            if left:
-                requests[key] = left
-            else:
-                del requests[key]
-        for key in distinct:
-            requests[key] = requests.get(key, 0) | bit
-        self._slots[slot] = distinct
-        self.next_place = (slot + 1) % self.size
-
-    def requests(self, keys: Iterable[K]) -> list[int]:
-        """Return for each key the bitset of the requests that hold it; 0 for none."""
-        requests = self._requests
-        return [requests.get(key, 0) for key in keys]
-
-    def latest(self, places: int) -> int:
-        """Return the bit of the most recent of some requests, a bitset that is not 0."""
-        before_the_wrap = places & ((1 << self.next_place) - 1)
-        return (before_the_wrap or places).bit_length() - 1
-
-    def count(self, key: K) -> int:
-        """Return the number of requests of the window that hold `key`."""
-        return self._requests.get(key, 0).bit_count()
-
-    def __len__(self) -> int:
-        """Return the number of different blocks in the window."""
-        return len(self._requests)
-
-
-class BitCounter:
-    """The number of bitsets that have each bit set.
-
-    The counts are bit-sliced: plane p holds binary digit p of all counts. Adding n bitsets takes about 2n operations
-    on whole integers, whatever their length.
-
-    >>> counter = BitCounter([0b0111, 0b0110, 0b0100])
-    >>> counter.highest
-    3
-    >>> bin(counter.at_least(2))
-    '0b110'
-    """
-
-    __slots__ = ("_planes", "highest")
-
-    def __init__(self, bitsets: Iterable[int]) -> None:
-        self._planes: list[int] = []
-        planes = self._planes
-        for bitset in bitsets:
-            carry, p = bitset, 0
-            while carry:
-                if p == len(planes):
-                    planes.append(carry)
-                    break
-                planes[p], carry = planes[p] ^ carry, planes[p] & carry
-                p += 1
-        self.highest = 0
-        """The highest count of any bit; 0 if no bit is set."""
-        having_it = -1
-        for p in reversed(range(len(planes))):
-            if having_it & planes[p]:
-                having_it &= planes[p]
-                self.highest |= 1 << p
-
-    def at_least(self, count: int) -> int:
-        """Return the bits that are set in `count` bitsets or more; `count` is 1 or more."""
-        if count.bit_length() > len(self._planes):
-            return 0
-        more, equal = 0, -1
-        for p in reversed(range(len(self._planes))):
-            if count >> p & 1:
-                equal &= self._planes[p]
-            else:
-                more |= equal & self._planes[p]
-                equal &= ~self._planes[p]
-        return more | equal
+    def serve(self, demand: _Demand, keys: Sequence[bytes], capacity: int | None) -> None:
+        """Serve a request, whose blocks are in relevance order, from each cache."""
+        if not self._trees:
+            self._trees = [PrefixTree(None, self._max_nodes) for _ in _TRUSTS]
+        total = sum(demand.tokens) or 1
+        saved = []
+        for trust, tree in zip(_TRUSTS, self._trees, strict=True):
+            tree.capacity_tokens = capacity
+            order = demand.trusting(trust).best_order(tree.deepest_path(keys, budget=_GHOST_EDGES))
+            saved.append(tree.insert([keys[i] for i in order], [demand.tokens[i] for i in order]).tokens / total)
+        self.choice.score(saved)
