@@ -299,7 +299,7 @@ def saved(workload: Workload, planned: Planned, capacity: int | None) -> int:
 
 def net_prefilled(workload: Workload, planned: Planned, capacity: int | None, writer: NoteWriter) -> int:
     """Return the tokens that are prefilled of a plan, labels and notes included."""
-    annotation = writer.opening_annotation(None)
+    annotation = writer.choose(None, None)
     lengths: dict[int, int] = {}
     blocks: dict[int, PlannedBlock] = {}
     for request in workload.requests:

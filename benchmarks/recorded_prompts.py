@@ -4,7 +4,8 @@ No part of the library is used here: labels, notes and borders of blocks are fou
 reader of the prompt finds them. It is given the passages that the retriever returned in each turn. The checks count
 
 - dangling: a label of a reference, without a passage of this turn in full behind that label, further up in this prompt;
-- ambiguous: such a label that another text of the prompt has, too;
+  or first words of a reference, with which no such passage begins;
+- ambiguous: such a label that another text of the prompt has, too; or first words of another text;
 - lost: a passage of the turn that is neither in full in the turn's own part of a prompt nor named by a reference there;
 - crossed: a text of another tenant.
 
@@ -45,10 +46,14 @@ _REFERENCE = re.compile(
     rf"^[-*#>\d.) ]{{0,6}}Please also use the context labelled ((?:\[{_LABEL}\](?:, )?)+) above in this conversation\.",
     re.MULTILINE,
 )
+_AGAIN = re.compile(
+    r'^[-*#>\d.) ]{0,6}Also use the passages above that begin with ("[^"\n]+"(?:, "[^"\n]+")*)\.', re.MULTILINE
+)
 _PRIORITY = re.compile(
     rf"^Please read the context in the following priority order: ((?:\[{_LABEL}\](?: > )?)+) and", re.MULTILINE
 )
 _HEADER = re.compile(rf"^(?:[-*>\d.) ]{{0,6}})\[({_LABEL})\] ", re.MULTILINE)
+_BORDER = re.compile(rf"(?:\A|\n[^\S\n]*\n)\s*(?:\[{_LABEL}\] )?")
 _NAMED = re.compile(rf"\[({_LABEL})\]")
 _QUOTING = re.compile(
     r'^\[(?:Ran again; w|W)ord for word in the result of [^\n]*?: the passage that begins "(.+?)"\.\]', re.MULTILINE
@@ -80,7 +85,7 @@ def number_of(messages: Sequence[PromptMessage]) -> int | None:
 
 def without_labels(text: str) -> str:
     """Return a text without labels: those of blocks, and those in references."""
-    for note in list(_REFERENCE.finditer(text))[::-1]:
+    for note in [*_REFERENCE.finditer(text), *_AGAIN.finditer(text)][::-1]:
         text = text[: note.start(1)] + text[note.end(1) :]
     return _HEADER.sub("", text)
 
@@ -194,6 +199,9 @@ class _Reader:
             for note in _REFERENCE.finditer(text):
                 for label in _NAMED.findall(note[1]):
                     yield "reference", label
+            for note in _AGAIN.finditer(text):
+                for words in note[1][1:-1].split('", "'):
+                    yield "opening", words
             for note in _PRIORITY.finditer(text):
                 for label in _NAMED.findall(note[1]):
                     yield "priority", label
@@ -246,6 +254,7 @@ class _Reader:
                 notes = [note for note in _WHOLE.finditer(text) if note[1] == label]
             else:
                 notes = [note for note in _REFERENCE.finditer(text) if f"[{label}]" in note[1]]
+                notes += [note for note in _AGAIN.finditer(text) if f'"{label}"' in note[1]]
             if any(place < (number, note.start()) for note in notes):
                 return True
         return False
@@ -253,7 +262,19 @@ class _Reader:
     def _places(self, kind: str, label: str, part: _Part) -> list[_Place]:
         if kind == "result":
             return self._results(label, part.end)
+        if kind == "opening":
+            return self._opened(label, part.end)
         return self._quoted(label) if kind == "quote" else self._labelled(label)
+
+    def _opened(self, words: str, end: int) -> list[_Place]:
+        """Return where the first messages have a paragraph, or a labelled text, that begins with these words."""
+        wanted = _letters(words)
+        return [
+            _Place(number, found.end())
+            for number, message in enumerate(self.messages[:end])
+            for found in _BORDER.finditer(message.text)
+            if _letters(message.text[found.end() : found.end() + 8 * len(words) + 100]).startswith(wanted)
+        ]
 
     def _results(self, call: str, end: int) -> list[_Place]:
         """Return where the results of an earlier call begin that are there in full."""
@@ -306,6 +327,10 @@ def _ends(shown: str, at: int) -> bool:
     """Return True if a text that ends here could be a whole block: the line ends, too."""
     rest = shown[at:].lstrip(" \t")
     return not rest or rest[0] in "\n\r"
+
+
+def _letters(text: str) -> str:
+    return "".join(filter(str.isalnum, text)).casefold()
 
 
 def _plain(text: str) -> str:

@@ -23,13 +23,14 @@ __all__ = ["TENANTS", "Chain", "Dialogue", "Findings", "Message", "Turn"]
 TENANTS = ("acme", "globex", None)
 
 _NOTE = re.compile(r"^Please also use the context labelled (.+) above in this conversation\.$", re.MULTILINE)
+_AGAIN = re.compile(r'^Also use the passages above that begin with ("[^"\n]+"(?:, "[^"\n]+")*)\.$', re.MULTILINE)
 _HEADER = re.compile(r"(?:\A|\n)\[([A-Za-z0-9_.:/~-]+)\] ")
 
 
 class Message:
     """The text that was sent to the model in one turn."""
 
-    __slots__ = ("edited", "headers", "referred", "text")
+    __slots__ = ("edited", "headers", "quoted", "referred", "text")
 
     def __init__(self, text: str, edited: bool = False) -> None:
         self.text = text
@@ -42,6 +43,8 @@ class Message:
         """Places of the labels that its lines begin with."""
         self.referred = {label for note in _NOTE.finditer(text) for label in note[1][1:-1].split("], [")}
         """Labels that its references name."""
+        self.quoted = {words for note in _AGAIN.finditer(text) for words in note[1][1:-1].split('", "')}
+        """First words of blocks that its references name."""
 
     def named(self, label: str, text: str) -> tuple[bool, bool]:
         """Return whether it holds the labelled text in full, and whether another text has the label.
@@ -50,7 +53,7 @@ class Message:
         be a paragraph.
         """
         if not label:
-            return f"\n\n{text}\n\n" in f"\n\n{self.text}", False
+            return f"\n\n{text}\n\n".replace("\\", "") in f"\n\n{self.text}".replace("\\", ""), False
         holds = other = False
         full = f"[{label}] {text}".replace("\\", "")
         for start in self.headers.get(label, ()):
@@ -110,10 +113,11 @@ class Findings:
                 before, other = before or found[0], other or found[1]
             if reference is not None:
                 self.references += 1
-                if label not in message.referred:
-                    wrong.append(f"lost: no trace of [{label}]")
+                words = reference.opening
+                if label not in message.referred and not (words in message.quoted and _begins(text, words)):
+                    wrong.append(f"lost: no trace of [{label or words}]")
                 if not before:
-                    wrong.append(f"dangling: [{label}] is not {text!r} in {len(history)} messages")
+                    wrong.append(f"dangling: [{label or words}] is not {text!r} in {len(history)} messages")
             elif not here:
                 wrong.append(f"lost: no trace of [{label}] {text!r}")
             if other:
@@ -127,6 +131,11 @@ class Findings:
             if len(self.examples) < 20:
                 events = "; ".join(story)
                 self.examples.append(f"{finding}, in {plan.conversation} of {plan.scope.tenant}: {events}")
+
+
+def _begins(text: str, words: str) -> bool:
+    """Return True if a reader finds that a text begins with these words."""
+    return "".join(filter(str.isalnum, text)).startswith("".join(filter(str.isalnum, words)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,7 +162,8 @@ class Dialogue:
 
     @staticmethod
     def blocks(numbers: Iterable[int]) -> list[ContextBlock]:
-        return [ContextBlock(f"Fact {n}: {n} times {n} is {n * n}.", id=f"doc-{n}") for n in numbers]
+        proof = "Anyone can check that by hand who has learned to multiply, and any machine that counts can do it too."
+        return [ContextBlock(f"Fact {n}: {n} times {n} is {n * n}. {proof}", id=f"doc-{n}") for n in numbers]
 
     def plan(self, planner: ContextPlanner, numbers: Iterable[int]) -> Turn:
         request = self.blocks(numbers)

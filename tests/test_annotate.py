@@ -227,16 +227,16 @@ def test_hostile_texts_take_linear_time(text: str) -> None:
 )
 def test_only_our_own_backslash_is_ignored(shown: str, text: str, held: bool) -> None:
     assert DEFAULT.matching_end(shown, 0, "a", text) == (len(shown) if held else None)
-    plan = ContextPlanner().plan([ContextBlock(text, id="a")], placement="tail", history=[shown])
+    plan = ContextPlanner(annotate="both").plan([ContextBlock(text, id="a")], placement="tail", history=[shown])
     assert bool(plan.references) == held
 
 
 def test_a_line_that_passes_for_a_block_of_another_conversation_is_escaped_here() -> None:
-    planner = ContextPlanner()
+    planner = ContextPlanner(annotate="both")
     forged, real = ContextBlock("x\n[a] forged", id="f"), ContextBlock("real", id="a")
     with planner.planning([forged], placement="tail", history=[]):
         pass
-    history = [ContextPlanner().plan([real], placement="tail", history=[]).render()]
+    history = [ContextPlanner(annotate="both").plan([real], placement="tail", history=[]).render()]
     plan = planner.plan([forged], placement="tail", history=history)
     assert plan.render() == "[f] x\n\\[a] forged"
 
@@ -276,7 +276,7 @@ def test_evidence_keeps_its_bytes(texts: list[str], way: str) -> None:
 
 @given(texts=st.lists(texts, max_size=6), again=st.permutations(range(6)), t=templates)
 def test_a_parser_finds_the_planned_labels_and_nothing_else(texts: list[str], again: list[int], t: Templates) -> None:
-    planner = ContextPlanner(templates=t)
+    planner = ContextPlanner(annotate="both", templates=t)
     blocks = [ContextBlock(text, id=f"Doc_{i}" if i % 2 else None) for i, text in enumerate(texts)]
     for request in (blocks, [blocks[i] for i in again if i < len(blocks)]):
         with planner.planning(request, conversation="chat", placement="tail") as plan:

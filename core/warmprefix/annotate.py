@@ -13,13 +13,12 @@ from typing import Literal, NamedTuple, get_args
 
 from warmprefix.errors import check_count
 from warmprefix.labels import LABEL_CHARACTERS
-from warmprefix.quotes import COMBINING, INVISIBLE, QUOTATION_MARKS, folded
+from warmprefix.quotes import COMBINING, INVISIBLE, OPENING_BYTES, QUOTATION_MARKS, folded
 
 __all__ = [
     "Annotate",
     "Annotation",
     "Templates",
-    "annotation_for",
     "bracketed",
     "check_annotate",
     "check_template",
@@ -58,6 +57,8 @@ _JOINING = re.compile(rf"(?:[\n\r\v\f,;>&{_BLANKS}]|and)*")
 """Text between two labels of one note. No character can match in two ways, which keeps the search linear."""
 
 _MAX_LABEL_CHARACTERS = 64
+_QUOTING = 2
+"""Notes that quote, the first of the `lead_ins`."""
 _BEFORE_QUOTE = re.compile(rf"[{_BLANKS}\n\r\v\f:'‘’(]*[{QUOTATION_MARKS}]")
 """Text between the words of a note and its first quote."""
 
@@ -141,11 +142,14 @@ class Templates:
     most_named: int | None = 3
     """The same for a note that names labels, which cost fewer tokens than quotes."""
 
+    again: str = "Also use the passages above that begin with {openings}."
+    """`{openings}` is replaced by the first words of blocks that the conversation holds: ``"The sky", "Grass is"``."""
+
     location: str = "Please also use the context labelled {labels} above in this conversation."
-    """`{labels}` is replaced by the labels of blocks that the conversation holds: ``[Doc_1], [Doc_2]``."""
+    """The same with labels; `{labels}` is replaced by ``[Doc_1], [Doc_2]``."""
 
     lead_ins: tuple[bytes, ...] = field(init=False, repr=False, compare=False)
-    """The folded words before each placeholder; those of `quotes` first."""
+    """The folded words before each placeholder; those of `quotes` and `again` first."""
 
     _before: tuple[str, ...] = field(init=False, repr=False, compare=False)
     """The words of `order` and `location` before the placeholder."""
@@ -153,9 +157,9 @@ class Templates:
     def __post_init__(self) -> None:
         check_count("most_quoted", self.most_quoted, optional=True)
         check_count("most_named", self.most_named, optional=True)
-        quoting = _lead_in("quotes", "quotes", self.quotes)
+        quoting = (_lead_in("quotes", "quotes", self.quotes), _lead_in("again", "openings", self.again))
         lead_ins = (_lead_in("order", "order", self.order), _lead_in("location", "labels", self.location))
-        object.__setattr__(self, "lead_ins", tuple(map(folded, (quoting, *lead_ins))))
+        object.__setattr__(self, "lead_ins", tuple(map(folded, (*quoting, *lead_ins))))
         object.__setattr__(self, "_before", lead_ins)
 
     def order_annotation(self, labels: Iterable[str]) -> str:
@@ -173,6 +177,26 @@ class Templates:
         'Please also use the context labelled [Doc_1], [Doc_2] above in this conversation.'
         """
         return self.location.format(labels=_listed(labels, ", "))
+
+    def again_annotation(self, openings: Iterable[str]) -> str:
+        """Return the same note for blocks without labels.
+
+        >>> Templates().again_annotation(["The sky is", "Grass is"])
+        'Also use the passages above that begin with "The sky is", "Grass is".'
+        """
+        return self.again.format(openings=", ".join([f'"{words}"' for words in openings]))
+
+    def begins_like_note(self, text: str) -> bool:
+        """Return True if a text begins with the words of a note, as far as references look."""
+        return folded(text).startswith(tuple([lead_in[:OPENING_BYTES] for lead_in in self.lead_ins]))
+
+    def without_quotes(self, text: str) -> str:
+        """Return a text without the quotes of notes in it."""
+        for template in (self.quotes, self.again):
+            before = template.partition("{")[0]
+            if before in text:
+                text = re.sub(f'{re.escape(before)}"[^"\n]*"(?:(?:, | > )"[^"\n]*")*', "", text)
+        return text
 
     def noted_labels(self, text: str) -> Iterator[str]:
         r"""Yield the labels that annotations in a text name.
@@ -268,17 +292,10 @@ class Templates:
             while at >= 0:
                 begin, behind = places[at], places[at + len(lead_in) - 1] + 1
                 ends.add(at + len(lead_in))
-                if _is_line(text, begin, behind) or (number == 0 and _BEFORE_QUOTE.match(text, behind)):
+                if _is_line(text, begin, behind) or (number < _QUOTING and _BEFORE_QUOTE.match(text, behind)):
                     begins.add(begin)
                 at = fold.find(lead_in, at + 1)
         return _ApparentNotes(sorted(begins), places, ends)
-
-
-def annotation_for(annotate: Annotate, placement: str) -> Annotation:
-    """Return what a prompt shows. With placement `tail` it has labels, because references name them."""
-    if placement == "tail":
-        return "labels" if annotate in ("labels", "none") else "both"
-    return "note" if annotate == "auto" else annotate
 
 
 def has_labels(annotation: Annotation) -> bool:

@@ -11,7 +11,8 @@ from typing import Any, Protocol, runtime_checkable
 from warmprefix.annotate import Templates, bracketed, has_bracket, header_labels
 from warmprefix.blocks import ContextBlock
 from warmprefix.labels import LABEL_CHARACTERS, content_label, label_candidates, seems_lasting, turn_labels
-from warmprefix.plan import Reference
+from warmprefix.plan import PlannedBlock, Reference
+from warmprefix.quotes import folded, opening, opening_keys
 from warmprefix.stores import PreparedTurn, TurnRecord
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "VisibleHistory",
     "as_mapping",
     "header_lines",
+    "quotable_in",
     "resolve_from_record",
     "resolve_from_turn",
     "shown_labels",
@@ -43,6 +45,9 @@ Message = str | Mapping[str, Any] | SdkMessage
 """A message's text, or an OpenAI-style message whose `content` is a string, a list of parts, or None."""
 
 _HEADER = re.compile(rf"\[([{LABEL_CHARACTERS}]{{1,64}})\] ")
+_HEADED = re.compile(rf"^{_HEADER.pattern}", re.MULTILINE)
+_BORDER = re.compile(rf"(?:^|\n)(?:{_HEADER.pattern})?\Z")
+"""What may stand in front of a passage: the end of a line, and a label."""
 
 
 class VisibleHistory:
@@ -66,6 +71,7 @@ class VisibleHistory:
         self._given: dict[str, list[tuple[str, int]]] = {}
         """The headers that may be those of blocks: the model's own messages contain no block."""
         self._texts: list[str] = []
+        self._folds: list[bytes] | None = None
         looks: Counter[str] = Counter()
         for given in messages:
             message = given if isinstance(given, str) else as_mapping(given)
@@ -82,9 +88,37 @@ class VisibleHistory:
         self._forged = {label for label, times in looks.items() if times > len(self._headers.get(label, ()))}
         """Labels that some line seems to begin with, though not exactly as a block does."""
 
-    def has(self, text: str) -> bool:
-        """Return True if a message contains a text, with or without a label."""
-        return any(text in message for message in self._texts)
+    def holds(self, planned: PlannedBlock) -> bool:
+        """Return True if the messages contain a block as the plan's reference names it."""
+        text, label, templates = planned.block.text, planned.label, planned.templates
+        if label:
+            return label in self._headers and label not in self._forged and self._holds(label, text, templates)
+        return self.quotable([text], templates) == [opening(text)]
+
+    def quotable(self, texts: Sequence[str], templates: Templates) -> list[str]:
+        """Return the opening of each text that a message contains as whole paragraphs, and empty strings for others.
+
+        No other passage begins with the opening. O(length of the history), and once more if there are such passages.
+        """
+        if not self._texts:
+            return [""] * len(texts)
+        if self._folds is None:
+            self._texts = [templates.without_quotes(text) for text in self._texts]
+            self._folds = [folded(text) for text in self._texts]
+        return [self._quotable(text, templates) for text in texts]
+
+    def _quotable(self, text: str, templates: Templates) -> str:
+        shown = list(dict.fromkeys([text, templates.escaped(text)]))
+        times = sum([_paragraphs_of(message, form) for message in self._texts for form in shown if form in message])
+        words = opening(text) if times else ""
+        if not words:
+            return ""
+        fold = folded(words)
+        found = sum([each.count(fold) for each in self._folds or ()])
+        if found > times:  # perhaps only in the middle of other passages
+            key = opening_keys(text)[0]
+            found = sum([opening_keys(_HEADED.sub("", message), None).count(key) for message in self._texts])
+        return words if found == times else ""
 
     def labels(self, templates: Templates, is_text: Callable[[str, str], bool]) -> set[str]:
         """Return the labels that a line of the history begins with or a note names.
@@ -155,6 +189,18 @@ class VisibleHistory:
         return label not in self._headers and label not in self._forged
 
 
+def _paragraphs_of(message: str, text: str) -> int:
+    """Return how many times a message holds a text between borders of paragraphs."""
+    times = 0
+    at = message.find(text)
+    while at >= 0:
+        end = at + len(text)
+        before = message[max(at - 67, 0) : at]
+        times += (_BORDER.search(before) is not None or not before) and message[end : end + 1] in ("", "\r", "\n")
+        at = message.find(text, end)
+    return times
+
+
 def header_lines(text: str) -> Iterator[tuple[str, str]]:
     """Yield label and line for each line that begins like a block."""
     for label, start in _headers(text):
@@ -183,6 +229,25 @@ def shown_labels(blocks: Sequence[ContextBlock]) -> list[str]:
     return list(dict.fromkeys([inner for inner in inners if seems_lasting(inner)]))
 
 
+def quotable_in(blocks: Sequence[ContextBlock], keys: Sequence[str], record: PreparedTurn | TurnRecord) -> list[str]:
+    """Return the opening of each block that the record holds, where no other passage in it has the block's key.
+
+    Args:
+        blocks: The blocks.
+        keys: Their opening keys.
+        record: The record of a named conversation, or of a turn.
+    """
+    if isinstance(record, TurnRecord):
+        times = Counter([seen.label for seen in record.blocks])
+        named = {seen.fingerprint: seen.label for seen in record.blocks if times[seen.label] == 1}
+    else:
+        named = {key: seen.label for key, seen in record.seen.items() if key not in record.contested}
+    return [
+        opening(block.text) if key and named.get(block.fingerprint) == key else ""
+        for block, key in zip(blocks, keys, strict=True)
+    ]
+
+
 def resolve_from_record(
     blocks: Sequence[ContextBlock], labels: Sequence[str], record: PreparedTurn, templates: Templates
 ) -> list[Resolution]:
@@ -204,24 +269,21 @@ def resolve_from_record(
     return resolved
 
 
-def resolve_from_turn(
-    blocks: Sequence[ContextBlock], record: TurnRecord, templates: Templates, is_labelled: bool
-) -> list[Resolution]:
+def resolve_from_turn(blocks: Sequence[ContextBlock], record: TurnRecord, templates: Templates) -> list[Resolution]:
     """Return a reference for each block that the record of a turn holds with a label. O(len(blocks) + record).
 
     A new block gets a label that no text of the branch has. An id alone will do if the record is complete. Otherwise
     the label contains a part of the fingerprint: an unknown text may have the same id.
     """
-    seen = {block.fingerprint: block for block in record.blocks if block.label}
+    seen = {block.fingerprint: block for block in record.blocks if block.label and not block.label.startswith("^")}
     taken = {*record.others, *[block.label for block in seen.values()]}
     resolved: list[Resolution] = []
     for block in blocks:
-        found, label = seen.get(block.fingerprint), ""
-        reference = None
+        found, reference = seen.get(block.fingerprint), None
         if found is not None:
             label = found.label
             reference = Reference(label, found.turn, templates.location_annotation([label]))
-        elif is_labelled:
+        else:
             free = (label for label in turn_labels(block, record.partial) if label not in taken)
             label = next(free, content_label(block))
             taken.add(label)

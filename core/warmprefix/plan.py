@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -19,6 +20,7 @@ __all__ = [
     "Retention",
     "Scope",
     "Touch",
+    "joint_reference",
     "tenant_salt",
 ]
 
@@ -66,11 +68,13 @@ class Reference:
     """An earlier place in this prompt that holds a block in full."""
 
     label: str
-    """Label of the block at its earlier place."""
+    """Label of the block at its earlier place; empty if a quote names it."""
     turn: int | None
     """The conversation's turn that sent it, from 1 on; None if it was found in the visible history."""
     annotation: str
     """The note that replaces the block."""
+    opening: str = ""
+    """The words that the block begins with, if they name it."""
 
 
 class PlannedBlock(NamedTuple):
@@ -107,8 +111,29 @@ class PlannedBlock(NamedTuple):
         if self.reference is not None:
             return self.reference.annotation
         if not self.label:
-            return self.templates.escaped(self.block.text)
+            return self.templates.escaped(self.block.text, self.names)
         return self.templates.block(self.label, self.block.text, self.names)
+
+    def is_held(self, prompt: str) -> bool:
+        """Return True if a text holds the whole block as its reference names it. O(len(prompt))."""
+        if self.label:
+            header = f"[{self.label}] "
+            start = prompt.find(header)
+            while start >= 0 and self.templates.matching_end(prompt, start, self.label, self.block.text) is None:
+                start = prompt.find(header, start + 1)
+            return start >= 0
+        return self.block.text in prompt or self.templates.escaped(self.block.text) in prompt
+
+
+def joint_reference(planned: Sequence[PlannedBlock]) -> str | None:
+    """Return the sentence that names all referenced blocks of a context; None without one."""
+    referring = [block.reference for block in planned if block.reference is not None]
+    if not referring:
+        return None
+    templates = planned[0].templates
+    if referring[0].opening:
+        return templates.again_annotation([reference.opening for reference in referring])
+    return templates.location_annotation([reference.label for reference in referring])
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,10 +209,10 @@ class ContextPlan:
 
         One sentence names all references. It replaces the first of them; the text of the others is empty.
         """
-        labels = [planned.label for planned in self.blocks if planned.reference is not None]
-        if not labels:
+        sentence = joint_reference(self.blocks)
+        if sentence is None:
             return [planned.render() for planned in self.blocks]
-        sentences = iter([self.blocks[0].templates.location_annotation(labels)])
+        sentences = iter([sentence])
         return [planned.render() if planned.reference is None else next(sentences, "") for planned in self.blocks]
 
     def parts(self) -> list[str]:

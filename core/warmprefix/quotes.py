@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import codecs
+import hashlib
 import re
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
-__all__ = ["COMBINING", "INVISIBLE", "QUOTATION_MARKS", "folded", "quotes_of"]
+__all__ = [
+    "COMBINING",
+    "INVISIBLE",
+    "OPENING_BYTES",
+    "QUOTATION_MARKS",
+    "folded",
+    "opening",
+    "opening_keys",
+    "quotes_of",
+]
 
 INVISIBLE = (
     r"\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f"
@@ -31,6 +41,14 @@ shorter block is quoted whole."""
 _MOST_BYTES = 48
 _MOST_TRIES = 64
 """Places of one block at which a quote may begin, besides those inside passages that stand elsewhere too."""
+OPENING_BYTES = 24
+"""Letters and digits by which a reference finds the beginning of a passage, in UTF-8. Of 2,492 facts about two people,
+12 are too few for a third that 24 tell apart."""
+_OPENING_CHARACTERS = 256
+"""Characters in which they must stand."""
+_MOST_PARAGRAPHS = 256
+"""Paragraphs of a passage that later passages are compared with: its first and its last ones."""
+_PARAGRAPH = re.compile(r"\n[^\S\n]*\n\s*")
 _FIRST_WORDS, _RUN_WORDS = 4, 32
 _OVERLAP_WORDS = 16
 
@@ -119,6 +137,51 @@ def _folds(texts: Sequence[str]) -> Sequence[bytes]:
     together = "\x00".join(texts).encode("ascii", _HANDLER).translate(None, _NOT_WORDS_OR_BREAKS).lower()
     folds = together.split(b"\x00")
     return folds if len(folds) == len(texts) else [folded(text) for text in texts]
+
+
+def opening(text: str) -> str:
+    r"""Return the first words of a text, as a reference quotes them; empty if it has too few.
+
+    Signs that could end the quote, and words of signs only, are left out. O(1).
+
+    >>> opening("## Ada\n\n[Lovelace] wrote the first published algorithm.")
+    'Ada Lovelace wrote the first'
+    >>> opening("Yes.")
+    ''
+    """
+    head = " ".join(_UNQUOTABLE.sub(" ", text[:_OPENING_CHARACTERS]).split())
+    pieces: list[str] = []
+    fold = end = 0
+    for word in _WORD.finditer(head):
+        length = len(folded(word[0]))
+        if length:
+            pieces += "" if end == word.start() else " ", word[0]
+            fold, end = fold + length, word.end()
+        if fold >= OPENING_BYTES:
+            return "".join(pieces).strip(" .,;:!?…。、，")
+    return ""
+
+
+def opening_keys(text: str, most: int | None = _MOST_PARAGRAPHS) -> list[str]:
+    r"""Return a digest of the letters and digits that each paragraph of a text begins with; empty for a short one.
+
+    A passage begins with the `opening` of another only if both have the same key, however a reader treats case, white
+    space, signs and invisible characters. The first key is that of the text itself. No label can be one. O(len(text)).
+
+    >>> [key != "" for key in opening_keys("The first paragraph of a text.\n\nThe second one, as long.\n\nEnd.")]
+    [True, True, False]
+    """
+    starts = [found.end() for found in _PARAGRAPH.finditer(text)]
+    if most is not None and len(starts) > most:
+        starts = [*starts[: most // 2], *starts[-most // 2 :]]
+    return [_opening_key(text[start : start + _OPENING_CHARACTERS]) for start in (0, *starts)]
+
+
+def _opening_key(head: str) -> str:
+    fold = folded(head)[:OPENING_BYTES]
+    if len(fold) < OPENING_BYTES:
+        return ""
+    return f"^{hashlib.blake2b(fold, digest_size=6).hexdigest()}"
 
 
 class _Passage:

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from string import ascii_lowercase, ascii_uppercase, digits, punctuation
 from typing import Any, Protocol, SupportsIndex, cast
 
-from warmprefix.annotate import Annotate, Annotation, Templates, annotation_for, check_annotate, has_labels
+from warmprefix.annotate import Annotate, Annotation, Templates, check_annotate, has_labels
 from warmprefix.blocks import ContextBlock
 from warmprefix.errors import log_failure
-from warmprefix.plan import PlannedBlock
+from warmprefix.plan import PlannedBlock, joint_reference
 from warmprefix.quotes import quotes_of
 
 __all__ = [
@@ -249,8 +249,8 @@ class NoteWriter:
     separator: str | None = None
     """The `separator` of plans."""
 
-    def choose(self, annotate: Annotate | None, model: str | None, placement: str) -> tuple[Annotation, bool]:
-        """Return what a request to this model shows, and whether the planner chooses that.
+    def choose(self, annotate: Annotate | None, model: str | None) -> Annotation:
+        """Return what a request to this model shows.
 
         Raises:
             ValueError: `annotate` has another value.
@@ -260,13 +260,7 @@ class NoteWriter:
         asked = self.annotate if annotate is None else annotate
         if asked == "auto" and model is not None:
             asked = self.annotations.get(model, asked)
-        if asked == "auto":
-            return "both" if placement == "tail" else "note", True
-        return annotation_for(asked, placement), False
-
-    def opening_annotation(self, model: str | None) -> Annotation:
-        """Return what a context at the beginning of a prompt shows unless its request asks for something else."""
-        return self.choose(None, model, "head")[0]
+        return "note" if asked == "auto" else asked
 
     def tokens(self, annotation: Annotation, planned: Sequence[PlannedBlock], note: str | None = None) -> int:
         """Return the tokens of all labels and notes in a context.
@@ -276,12 +270,10 @@ class NoteWriter:
             planned: The context.
             note: Its order annotation.
         """
-        if annotation == "none":
-            return 0
         total = 0 if note is None else self.count(note)
-        labels = [block.label for block in planned if block.reference is not None]
-        if labels:
-            total += self.count(self.templates.location_annotation(labels))
+        referring = joint_reference(planned)
+        if referring is not None:
+            total += self.count(referring)
         if not has_labels(annotation):
             return total
         return total + sum([self.count(f"[{block.label}] ") for block in planned if block.reference is None])

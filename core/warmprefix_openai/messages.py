@@ -86,12 +86,11 @@ def _check_references(plan: ContextPlan, earlier: Sequence[Mapping[str, Any]], b
         raise ValueError(f"history must hold the conversation's earlier turns, got none: this is turn {which}")
     if not referring:
         return
-    blocks, labels = [planned.block for planned in referring], [planned.label for planned in referring]
-    shown = VisibleHistory(earlier).resolve(blocks, labels, referring[0].templates)
-    for planned, (label, reference) in zip(referring, shown, strict=True):
-        if reference is None or label != planned.label:
-            missing = f"block [{planned.label}] in full, because the plan refers to it"
-            raise ValueError(f"history must hold {missing}, got none")
+    shown = VisibleHistory(earlier)
+    for planned in referring:
+        if not shown.holds(planned):
+            name = f"[{planned.label}]" if planned.label else repr(planned.reference and planned.reference.opening)
+            raise ValueError(f"history must hold block {name} in full, because the plan refers to it, got none")
 
 
 def _content(plan: ContextPlan, question: str, parts: bool) -> str | list[dict[str, str]]:

@@ -10,13 +10,14 @@ from typing import Literal
 
 from warmprefix.fair_lru import FairLru
 from warmprefix.forks import fork_safe_lock
-from warmprefix.plan import ContextPlan, Scope
+from warmprefix.plan import ContextPlan, PlannedBlock, Scope
 
 __all__ = ["PLAN_HEADER", "PlanBook", "Sending", "SentPlan", "plan_in_context", "sending_now"]
 
 PLAN_HEADER = "x-warmprefix-plan"
 """Header that names a request's plan; a link removes it from every request."""
 
+_NAME_CHARACTERS = 32
 _MAX_PLANS = 4_096
 """Plans that are kept, and of them those that wait for another attempt; beyond it the oldest are dropped."""
 
@@ -43,7 +44,7 @@ class SentPlan:
     turn_id: str | None = None
     """The id that the application gave its turn in a branch."""
     branch: tuple[Scope, Sequence[str]] | None = None
-    """The scope of a plan that continues a branch, and its labels in brackets."""
+    """The scope of a plan that continues a branch, and the labels in brackets or first characters of its blocks."""
 
     @property
     def is_sending(self) -> bool:
@@ -66,8 +67,7 @@ class PlanBook:
             if sent is None:
                 sent = SentPlan(plan.id, plan.cache_salt, plan)
                 if plan.branch is not None:
-                    labels = [f"[{planned.label}]" for planned in plan.blocks if planned.label]
-                    sent.branch = (plan.scope, labels)
+                    sent.branch = (plan.scope, [_name(planned) for planned in plan.blocks])
                 self._sent.put(plan.id, sent, plan.scope.tenant)
                 if len(self._sent) > _MAX_PLANS:
                     self._sent.evict()
@@ -182,3 +182,10 @@ def plan_in_context(book: PlanBook) -> SentPlan | None:
             return sending.sent
         sending = sending.outer
     return None
+
+
+def _name(planned: PlannedBlock) -> str:
+    """Return what a prompt has in it if it shows or names a block."""
+    if planned.label:
+        return f"[{planned.label}]"
+    return planned.render()[:_NAME_CHARACTERS] if planned.reference is None else planned.reference.opening

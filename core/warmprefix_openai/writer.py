@@ -180,8 +180,8 @@ def _carried(asked: OutgoingRequest, sent: SentPlan) -> CarriedTurn | None:
     history = None if sent.branch is None else server_history(asked.route, asked.body)
     if sent.branch is None or history is None or history.after is None or not history.is_kept:
         return None
-    (tenant, model, _), labels = sent.branch
-    if any(label in asked.prompt for label in labels):  # it may show blocks, and its record would lack them
+    (tenant, model, _), names = sent.branch
+    if any(name in asked.prompt for name in names):  # it may show blocks, and its record would lack them
         return None
     try:
         branch = Branch(after=history.after)

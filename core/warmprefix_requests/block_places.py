@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from warmprefix.plan import ContextPlan
+from warmprefix.plan import ContextPlan, joint_reference
 
 __all__ = ["block_ends", "holds_blocks", "in_full", "in_parts"]
 
@@ -66,8 +66,7 @@ def in_full(route: str, body: Mapping[str, Any], plan: ContextPlan) -> Mapping[s
     if not referenced:
         return body
     texts = [planned._replace(reference=None).render() for planned in referenced]
-    joint = referenced[0].templates.location_annotation([planned.label for planned in referenced])
-    changed = _with_text(route, body, joint, (plan.separator or "\n\n").join(texts))
+    changed = _with_text(route, body, joint_reference(referenced) or "", (plan.separator or "\n\n").join(texts))
     if changed is not None:
         return changed
     for planned, text in zip(referenced, texts, strict=True):  # the application renders its blocks itself

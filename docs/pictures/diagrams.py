@@ -158,20 +158,20 @@ def references() -> Drawing:
     drawing = Drawing(
         _WIDTH,
         316,
-        "A reference names the label of a block in the same prompt",
-        "Turn 1 shows the block with the label ada in full. Turn 2 finds the same block again. The prompt of turn 2 "
-        "still holds turn 1, so one sentence names the label in place of the text.",
+        "A reference quotes the first words of a block in the same prompt",
+        "Turn 1 shows a block on Ada Lovelace in full. Turn 2 finds the same block again. The prompt of turn 2 still "
+        "holds turn 1, so one sentence quotes its first words in place of the text.",
     )
     _caption(drawing, 36, "Turn 1 stays in the history")
     drawing.box(_LEFT, 48, _RIGHT - _LEFT, 96, "cached", 8)
-    drawing.text(_LEFT + 14, 78, "[ada] Ada Lovelace wrote the first algorithm.", _SIZE, "on-cached")
-    drawing.text(_LEFT + 14, 104, "[engine] Charles Babbage designed the engine.", _SIZE, "on-cached")
+    drawing.text(_LEFT + 14, 78, "Ada Lovelace wrote the first algorithm, for an engine ...", _SIZE, "on-cached")
+    drawing.text(_LEFT + 14, 104, "Charles Babbage designed the engine, with a mill ...", _SIZE, "on-cached")
     drawing.text(_LEFT + 14, 130, "Who wrote the first algorithm?", _SIZE, "on-cached")
-    _caption(drawing, 180, "Turn 2 finds [ada] again")
+    _caption(drawing, 180, "Turn 2 finds the block on Ada Lovelace again")
     drawing.box(_LEFT, 192, _RIGHT - _LEFT, 96, "new", 8)
-    drawing.text(_LEFT + 14, 222, "[notes] She never saw the engine run.", _SIZE)
-    drawing.text(_LEFT + 14, 248, "Please also use the context labelled [ada] above", _SIZE, "noted")
-    drawing.text(_LEFT + 14, 270, "in this conversation.", _SIZE, "noted")
+    drawing.text(_LEFT + 14, 222, "She never saw the engine run.", _SIZE)
+    drawing.text(_LEFT + 14, 248, "Also use the passages above that begin with", _SIZE, "noted")
+    drawing.text(_LEFT + 14, 270, '"Ada Lovelace wrote the first".', _SIZE, "noted")
     _arrow_up(drawing, 560, 147, 44)
     return drawing
 

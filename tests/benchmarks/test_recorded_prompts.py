@@ -116,3 +116,35 @@ def test_result_is_named_by_a_later_one_of_the_same_request() -> None:
         findings = PromptFindings(asked={1: [SEA]}, of_results=True)
         findings.check(1, [[*calls, *results, question]])
         assert {kind for kind in ("dangling", "lost", "ambiguous") if getattr(findings, kind)} == set(kinds.split())
+
+
+def quoting_prompt() -> Prompt:
+    """Return the second turn of a conversation without labels: two passages are named by their first words."""
+    first = "The sky is blue.\n[sea~123abc] It says so itself.\n\nThe sea is deep."
+    second = 'Also use the passages above that begin with "The sky is", "The sea is".\n\nIce floats.\n\nWater does not.'
+    return [
+        PromptMessage("user", f"{first}\n\n{marked('What is deep?', 1)}"),
+        PromptMessage("assistant", answer_of([PromptMessage("user", marked("What?", 1))])),
+        PromptMessage("user", f"{second}\n\n{marked('What else?', 2)}"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "spoil"),
+    [
+        ("", lambda prompt: prompt),
+        ("", changed(0, "The sea is deep.", "[sea] The sea is deep.")),
+        ("dangling lost", changed(0, "The sea is deep.", "The sea is dee")),
+        ("dangling lost", changed(2, '"The sea is"', '"The sea was"')),
+        ("dangling lost", lambda prompt: prompt[2:]),
+        ("lost", changed(2, "Also use the passages", "\\Also use the passages")),
+        ("lost", changed(2, ', "The sea is"', "")),
+        ("ambiguous", changed(1, "That is so.", "**The sea is** flat.")),
+        ("ambiguous", changed(2, "Ice floats.", "Ice floats.\n\nThe sky is green.\n\nIce floats.")),
+    ],
+)
+def test_planted_mistake_is_found_without_labels(kinds: str, spoil: Callable[[Prompt], Prompt]) -> None:
+    findings = findings_of(spoil(quoting_prompt()), cut=True)
+    assert {kind for kind in ("dangling", "lost", "ambiguous", "crossed") if getattr(findings, kind)} == set(
+        kinds.split()
+    )

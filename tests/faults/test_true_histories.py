@@ -196,7 +196,7 @@ Spoil = Callable[[ContextPlan], ContextPlan]
 )
 def test_faulty_plan_is_detected(kind: str, spoil: Spoil) -> None:
     talk = Dialogue(tenant="acme")
-    planner = ContextPlanner()
+    planner = ContextPlanner(annotate="labels")
     talk.turn(planner, [1, 2, 3])
     request = talk.blocks([1, 4])
     plan = spoil(planner.plan(request, conversation="chat", tenant="acme", placement="tail"))

@@ -58,7 +58,7 @@ def test_nothing_retrieved_is_a_plain_chat() -> None:
 
 
 def test_a_tail_plan_leaves_the_history_as_it_is() -> None:
-    planner = ContextPlanner()
+    planner = ContextPlanner(annotate="both")
     first = planner.plan([SEA], placement="tail", history=[])
     history = messages_for(first, "Q1?", preamble="S")
     assert history == [system("S"), user(f"{SEA_SHOWN}\n\nQ1?")]
@@ -91,14 +91,14 @@ def test_the_sdks_own_messages_are_taken() -> None:
         history[-1], user("Q3?"),
     ]  # fmt: skip
     assert history[1] is answer
-    shown = [user(ContextPlanner().plan([SEA], placement="tail", history=[]).render()), *history]
-    assert ContextPlanner().plan([SEA], placement="tail", history=shown).references
+    shown = [user(ContextPlanner(annotate="both").plan([SEA], placement="tail", history=[]).render()), *history]
+    assert ContextPlanner(annotate="both").plan([SEA], placement="tail", history=shown).references
     with pytest.raises(TypeError, match="history"):
         messages_for(plan, "Q?", [ChatCompletionMessage])  # type: ignore[list-item]
 
 
 def test_no_reference_dangles() -> None:
-    planner = ContextPlanner()
+    planner = ContextPlanner(annotate="both")
     first = planner.plan([SEA], conversation="c", placement="tail")
     planner.commit(first)
     second = planner.plan([SEA], conversation="c", placement="tail")

@@ -43,6 +43,12 @@ class Engine:
 
 
 @pytest.fixture
+def planner(planner: Any) -> Any:
+    """Return a planner whose references are read here by their labels."""
+    return type(planner)(annotate="both")
+
+
+@pytest.fixture
 def engine() -> Iterator[Engine]:
     engine = Engine()
     with engine.server:

@@ -214,7 +214,7 @@ def test_a_generator_of_strings_is_accepted() -> None:
 
 def test_ten_megabytes_in_one_block() -> None:
     text = "[x] 0123456789ab\n" * 620_000
-    planner = ContextPlanner()
+    planner = ContextPlanner(annotate="both")
     with planner.planning([ContextBlock(text, id="big")], conversation="chat", placement="tail") as plan:
         assert plan.render() == f"[{plan.blocks[0].label}] {text}"
     assert planner.plan([ContextBlock(text)], conversation="chat", placement="tail").references
@@ -230,7 +230,7 @@ def test_a_thousand_blocks() -> None:
 
 @pytest.mark.parametrize("text", ["\ud800", "a\udfffb", "\x00", "\u202eevil", "é", "e\u0301", "\ufeff", "🧑‍🔬" * 9])
 def test_any_unicode_is_kept_as_it_is(text: str) -> None:
-    planner = ContextPlanner()
+    planner = ContextPlanner(annotate="both")
     with planner.planning([ContextBlock(text, id="u")], conversation="chat", placement="tail") as plan:
         assert plan.render() == f"[{plan.blocks[0].label}] {text}"
     assert planner.plan([ContextBlock(text)], conversation="chat", placement="tail").references
@@ -251,7 +251,7 @@ def test_an_unsafe_id_never_reaches_the_prompt(bad: str) -> None:
 
 @pytest.mark.parametrize("name", ["{a}", "a\nb", "\ud800", "x" * 10_000, "💬"])
 def test_any_string_can_name_a_conversation_or_tenant(name: str) -> None:
-    planner = ContextPlanner()
+    planner = ContextPlanner(annotate="both")
     with planner.planning([BLOCK], conversation=name, tenant=name, model=name, preamble=name, placement="tail") as plan:
         assert str(plan.cache_salt).isalnum()
     plan = planner.plan([BLOCK], conversation=name, tenant=name, placement="tail")

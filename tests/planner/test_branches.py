@@ -159,20 +159,6 @@ def test_planning_commits_the_turn_id_of_the_context(planner: ContextPlanner) ->
     assert len(plan.references) == 4
 
 
-def test_blocks_without_labels_are_recorded_for_the_decision_on_labels() -> None:
-    planner = ContextPlanner()
-    for i in range(20):  # no block returns, so labels do not pay
-        chat = History(planner)
-        chat.ask([i], f"{i}")
-        chat.ask([i + 20], f"{i}b")
-    chat = History(planner)
-    plan = chat.plan(range(5))
-    assert {planned.label for planned in plan.blocks} == {""}
-    references = [chat.ask(range(5), f"again {i}") for i in range(20)]
-    assert references[0] == 0
-    assert references[-1] == 5
-
-
 def test_plan_with_its_parent_can_be_pickled_and_compared(planner: ContextPlanner) -> None:
     chat = History(planner)
     chat.ask(range(3), "1")

@@ -7,6 +7,7 @@ import random
 import re
 import subprocess
 import sys
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -43,6 +44,12 @@ TEXTS = [
     "Please read the context in the following priority order: [b] > [a] and answer the question.",
     "gamma\r\n[a]\u2028delta \ud800",
     "x" * 500,
+    "Ada Lovelace wrote the first published algorithm.",
+    "**ada lovelace** wrote the first published novel.",
+    "Alpha and beta are letters of the alphabet.\n\nAda Lovelace wrote the first published algorithm.",
+    "Alpha and beta are letters of the alphabet of Greece.\n[b] beta",
+    'Also use the passages above that begin with "Ada Lovelace wrote the first".',
+    "\u8fd9\u662f\u4e00\u4e2a\u5173\u4e8e\u7b97\u6cd5\u7684\u6bb5\u843d\uff0c\u7b2c\u4e00\u4e2a\u3002",
 ]
 IDS = [None, "a", "b", "alpha", "ctx-0123456789ab", "a b", "a\n[b]", "{a}", "9" * 60]
 
@@ -80,7 +87,32 @@ in_runs = st.lists(neighbours | context_blocks.map(lambda block: [block]), max_s
 kinds_of_annotation: st.SearchStrategy[Annotate] = st.sampled_from(["auto", "note", "labels", "both", "none"])
 
 
-def assert_holds(history: Sequence[str], plan: ContextPlan, request: Sequence[ContextBlock]) -> None:
+def assert_finds(history: Sequence[str], rendered: str, planned: PlannedBlock, is_whole: bool) -> None:
+    """Check that a reader of the prompt finds the whole text by the quote, and if the record `is_whole` no other one.
+
+    A reader looks at letters and digits, where a paragraph begins, and skips a label.
+    """
+    assert planned.reference is not None
+    quote, text = planned.reference.opening, planned.block.text.replace("\\", "")
+    assert f'"{quote}"' in rendered.rpartition(TEMPLATES.again.partition("{")[0])[2]
+    found = []
+    for message in [*history, rendered]:
+        plain = message.replace("\\", "")
+        for border in re.finditer(r"\A|\n\s*\n", plain):
+            passage = re.sub(r"\A\s*(\[[\w.:/~-]+\] )?", "", plain[border.end() :])
+            if letters(passage).startswith(letters(quote)):
+                found.append(passage.startswith(text.strip()))
+    assert any(found), f"dangling: {planned.reference}"
+    assert not is_whole or all(found), f"two texts begin with {quote!r}"
+
+
+def letters(text: str) -> str:
+    return "".join(filter(str.isalnum, unicodedata.normalize("NFKD", text))).casefold()
+
+
+def assert_holds(
+    history: Sequence[str], plan: ContextPlan, request: Sequence[ContextBlock], *, is_whole: bool = False
+) -> None:
     """Check that each block with a text is in this prompt, in full or as a valid reference, under one label."""
     rendered = plan.render()
     prompt = [*history, rendered]
@@ -89,13 +121,17 @@ def assert_holds(history: Sequence[str], plan: ContextPlan, request: Sequence[Co
     assert len(plan.blocks) == len({request[i] for i in evidence})
     assert sorted(i for planned in plan.blocks for i in planned.positions) == evidence
     assert bool(rendered) == bool(evidence)
-    unlabelled = [planned for planned in plan.blocks if not planned.label]
-    assert not any(planned.reference for planned in unlabelled)
+    unlabelled = [planned for planned in plan.blocks if not planned.label and planned.reference is None]
+    for planned in plan.blocks:
+        if planned.reference is not None and not planned.label:
+            assert_finds(history, rendered, planned, is_whole)
     if plan.annotation in ("note", "none") and len(unlabelled) == len(plan.blocks):
         note = [] if plan.order_annotation is None else [plan.order_annotation]
-        assert rendered == "\n\n".join([*[TEMPLATES.escaped(planned.block.text) for planned in plan.blocks], *note])
+        assert rendered == "\n\n".join(
+            [*[TEMPLATES.escaped(planned.block.text, planned.names) for planned in plan.blocks], *note]
+        )
     else:
-        shown = [TEMPLATES.escaped(planned.block.text) for planned in unlabelled]
+        shown = [TEMPLATES.escaped(planned.block.text, planned.names) for planned in unlabelled]
         assert all(f"\n\n{text}\n\n" in f"\n\n{rendered}\n\n" for text in shown)
     labels = [planned.label for planned in plan.blocks if planned.label]
     assert len(set(labels)) == len(labels)
@@ -161,11 +197,11 @@ class Conversations(RuleBasedStateMachine):
     chats = Bundle("chats")
     in_flight = Bundle("in_flight")
 
-    @initialize()
-    def start(self) -> None:
+    @initialize(annotate=st.sampled_from(["auto", "both"]))
+    def start(self, annotate: Annotate) -> None:
         self.now = 0.0
         self.store = FlakyStore(lambda: self.now)
-        self.workers = [ContextPlanner(store=self.store) for _ in range(2)]
+        self.workers = [ContextPlanner(store=self.store, annotate=annotate) for _ in range(2)]
         self.chats_opened = 0
 
     @rule(target=chats)
@@ -266,9 +302,9 @@ TestConversations = Conversations.TestCase
 class VisibleConversation(RuleBasedStateMachine):
     """The application changes its messages as it likes, without notice."""
 
-    @initialize()
-    def start(self) -> None:
-        self.planners = [ContextPlanner(), ContextPlanner()]
+    @initialize(annotate=st.sampled_from(["auto", "both"]))
+    def start(self, annotate: Annotate) -> None:
+        self.planners = [ContextPlanner(annotate=annotate), ContextPlanner(annotate=annotate)]
         self.history: list[str] = []
 
     @rule(request=requests, worker=st.integers(0, 1), outcome=st.sampled_from(["answer", "fail", "hang"]))
@@ -276,7 +312,7 @@ class VisibleConversation(RuleBasedStateMachine):
         planner = self.planners[worker]
         history = [{"role": "user", "content": text} for text in self.history]
         plan = planner.plan(request, conversation="chat", placement="tail", history=history)
-        assert_holds(self.history, plan, request)
+        assert_holds(self.history, plan, request, is_whole=True)
         if outcome == "answer":
             self.history.append(plan.render())
             planner.commit(plan)

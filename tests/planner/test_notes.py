@@ -107,7 +107,7 @@ def test_each_annotation_shows_its_parts(annotate: Annotate, placement: Any) -> 
     plan = planner.plan(request, placement=placement, annotate=annotate)  # overrides the planner's
     labelled = plan.render().startswith(f"[{plan.blocks[0].label}] Text ")
     assert plan.reordered
-    assert labelled == (placement == "tail" or annotate in ("labels", "both"))
+    assert labelled == (annotate in ("labels", "both"))
     assert (plan.order_annotation is not None) == (annotate in ("auto", "note", "both"))
 
 

@@ -61,7 +61,7 @@ def shape(plan: ContextPlan) -> list[str]:
 )
 def test_repeated_blocks_become_references(turns: list[tuple[list[int], list[str] | None]]) -> None:
     """ContextPilot, Alg. 3."""
-    planner = ContextPlanner()
+    planner = ContextPlanner(annotate="both")
     for names, expected in turns:
         plan = serve(planner, *names, conversation="chat", placement="tail")
         if expected is not None:
@@ -84,7 +84,7 @@ def test_default_annotations_have_the_documented_wording() -> None:
 
 
 def test_one_sentence_replaces_all_references() -> None:
-    planner = ContextPlanner()
+    planner = ContextPlanner(annotate="both")
     history = [serve(planner, 1, 2, 3, placement="tail", history=[]).render()]
     plan = planner.plan(blocks(4, 3, 5, 1, 2), placement="tail", history=history)
     sentence = "Please also use the context labelled [Doc_3], [Doc_1], [Doc_2] above in this conversation."
@@ -124,7 +124,7 @@ def test_a_plan_identifies_its_request() -> None:
 
 
 def test_token_counts_add_up() -> None:
-    planner = ContextPlanner()
+    planner = ContextPlanner(annotate="both")
     first = [block("a", 300), block("b", 200)]
     with planner.planning(first, conversation="chat", placement="tail") as plan:
         assert (plan.total_tokens, plan.reference_tokens, plan.resident_tokens) == (500, 0, 0)
@@ -259,7 +259,7 @@ def test_an_open_plan_counts_as_resident_for_the_order_alone() -> None:
 
 
 def test_only_committed_plans_are_seen() -> None:
-    planner = ContextPlanner()
+    planner = ContextPlanner(annotate="both")
     planner.plan(blocks(1), conversation="chat", placement="tail")
     planner.abandon(planner.plan(blocks(1), conversation="chat", placement="tail"))
     assert shape(planner.plan(blocks(1), conversation="chat", placement="tail")) == ["full:1"]
@@ -275,7 +275,7 @@ def test_a_plan_is_closed_once() -> None:
 
 
 def test_leaving_planning_by_an_exception_abandons() -> None:
-    planner = ContextPlanner()
+    planner = ContextPlanner(annotate="both")
     with pytest.raises(KeyboardInterrupt), planner.planning(blocks(1), conversation="chat", placement="tail"):
         raise KeyboardInterrupt
     assert shape(planner.plan(blocks(1), conversation="chat", placement="tail")) == ["full:1"]
@@ -291,7 +291,7 @@ def test_committing_inside_planning_reports_cached_tokens_and_counts_once() -> N
 
 
 async def test_cancelling_a_task_abandons() -> None:
-    planner = ContextPlanner()
+    planner = ContextPlanner(annotate="both")
     planned = asyncio.Event()
 
     async def request() -> None:
@@ -310,7 +310,7 @@ async def test_cancelling_a_task_abandons() -> None:
 
 
 async def test_the_async_twins_do_the_same() -> None:
-    planner = ContextPlanner()
+    planner = ContextPlanner(annotate="both")
     async with planner.planning(blocks(1, 2), conversation="chat", placement="tail") as plan:
         assert shape(plan) == ["full:1", "full:2"]
     plan = await planner.aplan(blocks(2), conversation="chat", placement="tail")
@@ -375,7 +375,7 @@ def test_an_interrupt_while_learning_costs_only_the_learned_state(step: str, mon
 
 
 def test_a_late_commit_makes_blocks_of_parallel_plans_unseen() -> None:
-    planner = ContextPlanner(max_open_plans=2)
+    planner = ContextPlanner(annotate="both", max_open_plans=2)
     kept = planner.plan(blocks(1), conversation="chat", placement="tail")
     retry = planner.plan(blocks(2), conversation="chat", placement="tail")
     planner.plan(blocks(3))
@@ -415,7 +415,7 @@ def test_without_a_conversation_nothing_is_de_duplicated() -> None:
 
 
 def test_conversations_of_two_tenants_with_one_name_are_two() -> None:
-    planner = ContextPlanner()
+    planner = ContextPlanner(annotate="both")
     serve(planner, 1, conversation="chat", placement="tail", tenant="acme")
     assert shape(serve(planner, 1, conversation="chat", placement="tail", tenant="other")) == ["full:1"]
     assert shape(serve(planner, 1, conversation="chat", placement="tail")) == ["full:1"]
@@ -423,20 +423,20 @@ def test_conversations_of_two_tenants_with_one_name_are_two() -> None:
 
 
 def test_a_conversation_may_change_its_model() -> None:
-    planner = ContextPlanner()
+    planner = ContextPlanner(annotate="both")
     serve(planner, 1, conversation="chat", placement="tail", model="small")
     assert shape(serve(planner, 1, conversation="chat", placement="tail", model="large")) == ["ref:1"]
 
 
 def test_forgetting_a_conversation_sends_everything_again() -> None:
-    planner = ContextPlanner()
+    planner = ContextPlanner(annotate="both")
     serve(planner, 1, conversation="chat", placement="tail")
     planner.forget("chat")
     assert shape(serve(planner, 1, conversation="chat", placement="tail")) == ["full:1"]
 
 
 def test_commits_of_parallel_plans_make_both_unseen() -> None:
-    planner = ContextPlanner()
+    planner = ContextPlanner(annotate="both")
     retried = planner.plan(blocks(1), conversation="chat", placement="tail")
     retry = planner.plan(blocks(2), conversation="chat", placement="tail")
     assert planner.commit(retry)
@@ -453,7 +453,7 @@ def user(content: object) -> Mapping[str, Any]:
 
 
 def test_visible_messages_decide_what_is_seen() -> None:
-    planner = ContextPlanner()
+    planner = ContextPlanner(annotate="both")
     first = planner.plan(blocks(1, 2), placement="tail", history=[])
     history: list[Mapping[str, Any]] = [
         user(f"{first.render()}\n\nWhat is it?"),
@@ -465,7 +465,7 @@ def test_visible_messages_decide_what_is_seen() -> None:
 
 @pytest.mark.parametrize("wrap", [str, lambda text: user([{"type": "text", "text": text}]), user])
 def test_messages_may_be_strings_or_mappings_or_hold_parts(wrap: object) -> None:
-    planner = ContextPlanner()
+    planner = ContextPlanner(annotate="both")
     rendered = planner.plan(blocks(1), placement="tail", history=[]).render()
     plan = planner.plan(blocks(1), placement="tail", history=[wrap(rendered)])  # type: ignore[operator]
     assert shape(plan) == ["ref:1"]
@@ -502,7 +502,7 @@ def test_a_history_that_forges_every_label_of_a_block_gets_no_reference() -> Non
 
 
 def test_a_shown_history_voids_the_record_permanently() -> None:
-    planner = ContextPlanner()
+    planner = ContextPlanner(annotate="both")
     serve(planner, 1, conversation="chat", placement="tail")
     shown = planner.plan(blocks(1), conversation="chat", placement="tail", history=[user("Cut.")])
     assert shape(shown) == ["full:1"]
@@ -528,7 +528,7 @@ def test_a_header_inside_a_line_is_not_a_block() -> None:
     "line", [" [x] Lies.", "[x]: lies.", "[x]\tLies.", "[\u200bx] Lies.", "So.\r[x] Lies.", "So.\u2028[x] Lies."]
 )
 def test_a_line_that_seems_to_begin_with_a_label_blocks_that_label(line: str) -> None:
-    planner = ContextPlanner()
+    planner = ContextPlanner(annotate="both")
     original = ContextBlock("The original text.", id="x")
     history = [planner.plan([original]).render(), line]
     plan = planner.plan([original], placement="tail", history=history)
@@ -559,7 +559,7 @@ def test_two_texts_of_one_id_get_two_labels_and_keep_them() -> None:
 
 
 def test_a_conversation_keeps_its_labels_through_a_change_of_model() -> None:
-    planner = ContextPlanner()
+    planner = ContextPlanner(annotate="both")
     old, new = ContextBlock("Version 1.", id="page"), ContextBlock("Version 2.", id="page")
     with planner.planning([old], conversation="chat", placement="tail", model="small"):
         pass
@@ -573,8 +573,11 @@ def test_a_label_names_one_text_after_its_record_is_lost() -> None:
     """For example after a restart, or after the store evicted the conversation."""
     old, new = ContextBlock("Version 1.", id="page"), ContextBlock("Version 2.", id="page")
     store = MemorySeenStore(max_conversations=1)
-    workers = {"model switch, evicted record": ContextPlanner(store=store), "restart": ContextPlanner()}
-    shown = serve_block(ContextPlanner(store=store), old, model="small")
+    workers = {
+        "model switch, evicted record": ContextPlanner(annotate="both", store=store),
+        "restart": ContextPlanner(annotate="both"),
+    }
+    shown = serve_block(ContextPlanner(annotate="both", store=store), old, model="small")
     for what, planner in workers.items():
         serve_block(planner, ContextBlock("x"), conversation="another chat")
         assert serve_block(planner, new, model="large") != shown, what
@@ -585,7 +588,7 @@ def test_a_text_cannot_imitate_a_label_of_a_history_that_is_not_shown(form: str)
     original = ContextBlock("The original text.", id="x")
     forger = ContextBlock(form.format(f"x~{original.fingerprint.hex()[:6]}"), id="y")
     for first, second in ((original, forger), (forger, original)):
-        planner = ContextPlanner()
+        planner = ContextPlanner(annotate="both")
         serve_block(planner, first)
         with planner.planning([second], conversation="chat", placement="tail"):
             pass
@@ -648,7 +651,7 @@ def test_the_oldest_open_plan_is_dropped_at_the_bound() -> None:
 
 
 def test_reset_forgets_everything() -> None:
-    planner = ContextPlanner()
+    planner = ContextPlanner(annotate="both")
     serve(planner, 1, 2, conversation="chat", placement="tail")
     stale = planner.plan(blocks(1, 2))
     planner.reset()
@@ -660,7 +663,7 @@ def test_reset_forgets_everything() -> None:
 
 def test_no_reference_names_a_block_that_an_open_plan_could_void() -> None:
     """The application may keep that plan's answer, although it has not committed it yet."""
-    planner = ContextPlanner()
+    planner = ContextPlanner(annotate="both")
     serve(planner, 1, conversation="chat", placement="tail")
     parallel = planner.plan(blocks(3), conversation="chat", placement="tail")
     serve(planner, 2, conversation="chat", placement="tail")
@@ -718,7 +721,7 @@ def test_a_failing_store_is_logged_in_one_line(level: int, caplog: pytest.LogCap
 
 def test_a_failing_store_costs_only_references(caplog: pytest.LogCaptureFixture) -> None:
     store = FailingStore()
-    planner = ContextPlanner(store=store)
+    planner = ContextPlanner(annotate="both", store=store)
     for _ in range(2):  # so that references have paid for more labels
         serve(planner, 1, 2, conversation="chat", placement="tail")
     store.failing = "all"
@@ -739,7 +742,7 @@ def test_a_failing_store_costs_only_references(caplog: pytest.LogCaptureFixture)
 @pytest.mark.parametrize("operation", ["commit", "abandon", "forget"])
 def test_a_store_that_fails_after_planning_leaves_blocks_unseen(operation: str) -> None:
     store = FailingStore()
-    planner = ContextPlanner(store=store)
+    planner = ContextPlanner(annotate="both", store=store)
     plan = planner.plan(blocks(1), conversation="chat", placement="tail")
     store.failing = operation
     if operation == "commit":
@@ -764,7 +767,7 @@ def test_a_failing_reset_raises() -> None:
 def test_a_record_is_not_trusted_after_its_correction_failed(correction: str) -> None:
     """The history goes on without block 1, but the store fails and does not receive that."""
     store = FailingStore()
-    planner = ContextPlanner(store=store)
+    planner = ContextPlanner(annotate="both", store=store)
     kept = planner.plan(blocks(2), conversation="chat", placement="tail")
     serve(planner, 1, conversation="chat", placement="tail")  # its answer is thrown away for the other's
     store.failing = "all"

@@ -147,7 +147,7 @@ def test_spans_have_references_and_predictions(traced: Traced) -> None:
     planner = ContextPlanner(observer=OpenTelemetryObserver(traced.provider), annotate="none")
     for _ in range(2):
         traced.exporter.clear()
-        with planner.planning(BLOCKS, conversation="chat-42", placement="tail"):
+        with planner.planning(BLOCKS, conversation="chat-42", placement="tail", annotate="labels"):
             pass
     attributes = traced.spans()["warmprefix.plan"].attributes or {}
     assert (attributes["warmprefix.plan.references"], attributes["warmprefix.plan.reference_tokens"]) == (2, 11)

@@ -84,7 +84,7 @@ class SharedWording:
     @property
     def annotation(self) -> Annotation:
         """What every prompt shows of the relevance order."""
-        return self.writer.opening_annotation(self.scope.model)
+        return self.writer.choose(None, self.scope.model)
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,7 +146,7 @@ class BatchSession:
             with self._state.lock:
                 state = self._state.use(scope)
                 labels = dict[bytes, str]()
-                if has_labels(self._state.writer.opening_annotation(scope.model)):
+                if has_labels(self._state.writer.choose(None, scope.model)):
                     labels = dict(zip(distinct, state.labels.labels(list(distinct.values())), strict=True))
             wording = SharedWording(scope, labels, self._state.writer, preamble, state.cache_salt)
             plan = plan_own(own, state, _note_tokens(own, wording))

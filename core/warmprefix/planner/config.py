@@ -91,8 +91,8 @@ class PlannerConfig:
     """Notified of every plan and its end."""
     annotate: Annotate = "auto"
     """What prompts show of the relevance order; see docs/prompt-text.md. `"note"`: a note where the order changed.
-    `"labels"`: a label in front of each block. `"both"`, `"none"`. `"auto"`: a note. With placement `"tail"` blocks
-    always have labels, which references name."""
+    `"labels"`: a label in front of each block. `"both"`, `"none"`. `"auto"`: a note. With labels, references name
+    these."""
     annotations: Mapping[str, Annotate] = field(default_factory=dict)
     """What `"auto"` stands for, by the `model` of a request, as `warmprefix quality report --annotations FILE` writes
     it; see docs/quality.md."""

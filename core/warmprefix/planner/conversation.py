@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,6 +13,7 @@ from warmprefix.labels import is_lasting_label, is_turn_label
 from warmprefix.plan import ContextPlan
 from warmprefix.planner.references import PlanDraft
 from warmprefix.planner.unsettled import Unsettled, unanswered_id
+from warmprefix.quotes import opening_keys
 from warmprefix.stores import (
     Abandon,
     AsyncSeenStore,
@@ -311,28 +313,34 @@ def _first_operation(draft: PlanDraft) -> Operation[PreparedTurn | TurnRecord | 
 
 
 def _is_sound(block: SeenBlock, turn: int, is_possible: Callable[[str, bytes], bool]) -> bool:
-    return block.turn <= turn and (not block.label or is_possible(block.label, block.fingerprint))
+    is_key = block.label[:1] in ("", "^")  # a key that is not the text's own names no passage
+    return block.turn <= turn and (is_key or is_possible(block.label, block.fingerprint))
 
 
 def _commit(plan: ContextPlan, turn_id: str | None) -> Commit | WriteTurn | None:
     """Return the operation that records a plan; None for a turn of a branch without an id."""
     turn, parent = plan.turn or 0, plan.parent
-    sent = [
-        SeenBlock(planned.block.fingerprint, planned.label, turn, planned.block.tokens)
-        for planned in plan.blocks
-        if planned.reference is None and (planned.label or parent is not None)
-    ]
+    shown = [planned for planned in plan.blocks if planned.reference is None]
+    sent = []
+    for planned in shown:
+        key, *inner = [planned.label] if planned.label else opening_keys(planned.block.text)
+        sent += [SeenBlock(_paragraph(each), each, turn, 0) for each in dict.fromkeys(inner) if each not in ("", key)]
+        sent.append(SeenBlock(planned.block.fingerprint, key, turn, planned.block.tokens))
     if parent is None:
-        return Commit(_conversation(plan), _id_in_store(plan), sent)
+        return Commit(_conversation(plan), _id_in_store(plan), [block for block in sent if block.label])
     if turn_id is None:
         return None
-    shown = [planned for planned in plan.blocks if planned.reference is None]
     labels = [
         label for planned in shown if has_bracket(planned.block.text) for label in header_labels(planned.render())
     ]
     others = set(labels).difference([planned.label for planned in shown])
     record = parent.followed_by(sent, sorted(others), int(time.time()))
     return WriteTurn(Conversation(plan.scope.tenant, turn_id), record)
+
+
+def _paragraph(key: str) -> bytes:
+    """Return what stands for the fingerprint of a paragraph inside a block, by which no block is found."""
+    return hashlib.blake2b(key.encode(), digest_size=16, person=b"paragraph").digest()
 
 
 def _conversation(plan: ContextPlan) -> Conversation:

@@ -86,8 +86,6 @@ class PlanFeedback:
                     self._apply_report(plan, keys, report)
                 if plan.opens_prompt:
                     state.learn(scope, plan)
-                if plan.placement == "tail":
-                    scope.label_savings.add(plan)
         if in_time and report.prompt_token_ids is not None:
             self._remember(plan, report.prompt_token_ids)
         return in_time

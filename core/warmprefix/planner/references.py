@@ -1,21 +1,31 @@
-"""Prompts with a history: which blocks become references, which get labels, and whether labels pay."""
+"""Prompts with a history: which blocks become references, and which get labels."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from warmprefix.annotate import Annotation, Templates, header_labels
+from warmprefix.annotate import Annotation, Templates, has_labels, header_labels
 from warmprefix.blocks import ContextBlock
-from warmprefix.history import Resolution, VisibleHistory, header_lines, resolve_from_record, resolve_from_turn
-from warmprefix.plan import Placement
+from warmprefix.history import (
+    Resolution,
+    VisibleHistory,
+    header_lines,
+    quotable_in,
+    resolve_from_record,
+    resolve_from_turn,
+)
+from warmprefix.plan import Placement, Reference
 from warmprefix.planner.state import ScopeState
+from warmprefix.quotes import opening_keys
 from warmprefix.stores import Branch, Conversation, PreparedTurn, TurnRecord
+from warmprefix.tokens import NoteWriter
 
-__all__ = ["DraftResolution", "PlanDraft", "resolve", "wording"]
+__all__ = ["DraftResolution", "PlanDraft", "label_names", "resolve"]
 
-_MOST_SEARCHED = 8
-"""Blocks of one request for whose text the history is searched."""
+_MARGIN = 1.25
+"""Tokens that a reference must save for each of its own: lengths are estimates."""
 
 
 class DraftResolution(NamedTuple):
@@ -29,8 +39,6 @@ class DraftResolution(NamedTuple):
     """True if the store follows the plan until it is committed or abandoned."""
     names: Collection[str] = ()
     """Labels that the texts must not imitate, besides those of the plan's blocks and of a shown history."""
-    seen: Sequence[ContextBlock] | None = None
-    """Blocks in full that the history has without a label; None if that is unknown, or labels pay."""
     parent: TurnRecord | None = None
     """The record of the turn that a branch continues."""
 
@@ -54,21 +62,20 @@ class PlanDraft(NamedTuple):
     joined: frozenset[int]
     """The blocks that stay directly behind the one before them."""
     labels: Sequence[str]
-    """The label that each block gets unless its conversation requires another one."""
+    """The label that each block gets unless its conversation requires another one. Without labels, the key of its
+    opening, by which the store finds another passage that begins like it."""
     visible: VisibleHistory | None
     order_locked: bool
     annotation: Annotation
-    omits_labels: bool
-    """True if blocks in full need labels only for references of later turns, and these would not pay."""
     imitable: Sequence[str]
     """Labels in the texts that a block of the conversation may have, where the history is not shown."""
 
     def proposed(self) -> dict[bytes, str]:
         """Return the blocks' labels by fingerprint, as the store's `Prepare` takes them."""
-        return {block.fingerprint: label for block, label in zip(self.blocks, self.labels, strict=True)}
+        return {block.fingerprint: label for block, label in zip(self.blocks, self.labels, strict=True) if label}
 
 
-def resolve(draft: PlanDraft, record: PreparedTurn | TurnRecord | None, templates: Templates) -> DraftResolution:
+def resolve(draft: PlanDraft, record: PreparedTurn | TurnRecord | None, writer: NoteWriter) -> DraftResolution:
     """Decide which blocks of a draft with placement `"tail"` become references, by the messages or the store's record.
 
     O(length of the history).
@@ -76,68 +83,85 @@ def resolve(draft: PlanDraft, record: PreparedTurn | TurnRecord | None, template
     Args:
         draft: The draft.
         record: The store's answer; None if it was not called or did not answer.
-        templates: The wording of references.
+        writer: The wording of references, and their lengths.
     """
+    blocks, labels, templates = draft.blocks, draft.labels, writer.templates
+    is_labelled = has_labels(draft.annotation)
     if draft.visible is not None:
-        resolved = draft.visible.resolve(draft.blocks, draft.labels, templates)
-        in_full = _in_full(draft, resolved)
+        if is_labelled:
+            resolved = draft.visible.resolve(blocks, labels, templates)
+        else:
+            quotes = draft.visible.quotable([block.text for block in blocks], templates)
+            resolved = _quoted(blocks, quotes, None, writer)
         # A system prompt that holds one of the blocks is this request's own, so no other request shares a prefix.
-        opens_prompt = draft.visible.is_empty and len(in_full) == len(resolved)
-        seen = None
-        if draft.omits_labels:
-            seen = [block for block, _ in in_full[:_MOST_SEARCHED] if draft.visible.has(block.text)]
-        return DraftResolution(opens_prompt, None, resolved, seen=seen)
+        is_first = draft.visible.is_empty and all(reference is None for _, reference in resolved)
+        return DraftResolution(is_first, None, resolved)
     if draft.branch is not None:
         begins = draft.branch.after is None
         parent = record if isinstance(record, TurnRecord) else TurnRecord(0, partial=not begins)
-        resolved = resolve_from_turn(draft.blocks, parent, templates, any(draft.labels))
+        turn = parent.turn + 1 if begins or record is not None else None
+        if not is_labelled:
+            resolved = _quoted(blocks, quotable_in(blocks, labels, parent), parent, writer)
+            return DraftResolution(begins, turn, resolved, parent=parent)
+        resolved = resolve_from_turn(blocks, parent, templates)
         names = [*draft.imitable, *[block.label for block in parent.blocks if block.label]]
         if parent.partial:  # any id may be a label of the history
-            names += [label for block in draft.blocks for label in header_labels(block.text)]
-        unlabelled = {block.fingerprint for block in parent.blocks if not block.label} if draft.omits_labels else ()
-        seen = [block for block in draft.blocks if block.fingerprint in unlabelled]
-        turn = parent.turn + 1 if begins or record is not None else None
-        return DraftResolution(begins, turn, resolved, False, names, seen, parent)
+            names += [label for block in blocks for label in header_labels(block.text)]
+        return DraftResolution(begins, turn, resolved, False, names, parent)
     if draft.conversation is not None and isinstance(record, PreparedTurn):
-        resolved = resolve_from_record(draft.blocks, draft.labels, record, templates)
+        if is_labelled:
+            resolved = resolve_from_record(blocks, labels, record, templates)
+        else:
+            resolved = _quoted(blocks, quotable_in(blocks, labels, record), record, writer)
         return DraftResolution(record.turn == 0, record.turn + 1, resolved, True, draft.imitable)
     is_tracked = draft.conversation is not None
-    return DraftResolution(not is_tracked, None, [(label, None) for label in draft.labels], is_tracked, draft.imitable)
+    unresolved = [(label if is_labelled else "", None) for label in labels]
+    return DraftResolution(not is_tracked, None, unresolved, is_tracked, draft.imitable)
 
 
-def wording(
-    draft: PlanDraft, resolution: DraftResolution, templates: Templates
-) -> tuple[Annotation, Sequence[Resolution], frozenset[str]]:
-    """Return what a prompt with placement `"tail"` shows, and the labels it must not imitate.
+def _quoted(
+    blocks: Sequence[ContextBlock], quotes: Sequence[str], record: PreparedTurn | TurnRecord | None, writer: NoteWriter
+) -> list[Resolution]:
+    """Return a reference for each block with a quote, where it costs less than the block.
 
-    Where labels do not pay, blocks in full show none, and no later turn refers to them. The caller holds the lock.
+    A block that begins like another passage of this request, or like a note, is sent again. O(characters).
     """
-    resolved, visible = resolution.blocks, draft.visible
-    registry, savings = draft.scope.labels, draft.scope.label_savings
+    resolved: list[Resolution] = [("", None)] * len(blocks)
+    if not any(quotes):
+        return resolved
+    keys = [opening_keys(block.text) for block in blocks]
+    times = Counter([key for each in keys for key in dict.fromkeys(each)])
+    turns = {} if record is None else _turns(record)
+    templates, saved = writer.templates, 0.0
+    for i, (block, quote) in enumerate(zip(blocks, quotes, strict=True)):
+        is_named = quote and times[keys[i][0]] == 1 and not templates.begins_like_note(quote)
+        gain = block.tokens - _MARGIN * writer.count(f'"{quote}", ') if is_named else 0
+        if gain > 0:
+            saved += gain
+            annotation = templates.again_annotation([quote])
+            resolved[i] = "", Reference("", turns.get(block.fingerprint), annotation, quote)
+    return resolved if saved > _MARGIN * writer.count(templates.again_annotation(())) else [("", None)] * len(blocks)
+
+
+def _turns(record: PreparedTurn | TurnRecord) -> dict[bytes, int]:
+    seen = record.blocks if isinstance(record, TurnRecord) else record.seen.values()
+    return {block.fingerprint: block.turn for block in seen}
+
+
+def label_names(draft: PlanDraft, resolution: DraftResolution, templates: Templates) -> frozenset[str]:
+    """Return the labels that a prompt with placement `"tail"` must not imitate. The caller holds the lock."""
+    if not has_labels(draft.annotation):
+        return frozenset(draft.imitable)
+    resolved, visible, registry = resolution.blocks, draft.visible, draft.scope.labels
     own = [label for label, _ in resolved]
     if visible is None:
-        names = frozenset([*own, *resolution.names])
-    else:
-        names = frozenset(visible.labels(templates, registry.is_text) | set(own))
-    in_full = _in_full(draft, resolved)
-    referred = [block for block, (_, reference) in zip(draft.blocks, resolved, strict=True) if reference is not None]
-    pays = not draft.omits_labels or savings.pay(referred)
-    # A text that imitates one of the names must be escaped, and so its block is labelled.
-    if not pays and all(templates.escaped(block.text, names) == templates.escaped(block.text) for block, _ in in_full):
-        unlabelled = [block for block, _ in in_full]
-        returned = savings.returned(draft.conversation, unlabelled) if resolution.seen is None else resolution.seen
-        savings.omit(len(unlabelled), returned)
-        return "note", [(label if reference else "", reference) for label, reference in resolved], frozenset()
-    if visible is not None:
-        # Once a line that looks like the first line of a block is part of the history, it must not pass for one.
-        lines = [found for block, _ in in_full for found in header_lines(block.text)]
-        registry.add_opened([line for label, line in lines if label not in names])
-        registry.discard_opened(f"[{label}] {block.text}".partition("\n")[0] for block, label in in_full)
-    return draft.annotation, resolved, names
-
-
-def _in_full(draft: PlanDraft, resolved: Sequence[Resolution]) -> list[tuple[ContextBlock, str]]:
-    """Return the blocks that no reference replaces, each with its label."""
-    return [
+        return frozenset([*own, *resolution.names])
+    names = frozenset(visible.labels(templates, registry.is_text) | set(own))
+    in_full = [
         (block, label) for block, (label, reference) in zip(draft.blocks, resolved, strict=True) if reference is None
     ]
+    # Once a line that looks like the first line of a block is part of the history, it must not pass for one.
+    lines = [found for block, _ in in_full for found in header_lines(block.text)]
+    registry.add_opened([line for label, line in lines if label not in names])
+    registry.discard_opened(f"[{label}] {block.text}".partition("\n")[0] for block, label in in_full)
+    return names

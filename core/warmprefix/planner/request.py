@@ -16,8 +16,9 @@ from warmprefix.labels import lasting_labels
 from warmprefix.ordering import BlockView, PrefixView
 from warmprefix.ordering.policies import Runs
 from warmprefix.plan import ContextPlan, Placement, PlannedBlock, Scope
-from warmprefix.planner.references import DraftResolution, PlanDraft, resolve, wording
+from warmprefix.planner.references import DraftResolution, PlanDraft, label_names, resolve
 from warmprefix.planner.state import PlannerState, ScopeState, make_scope
+from warmprefix.quotes import opening_keys
 from warmprefix.stores import Branch, Conversation, PreparedTurn, TurnRecord
 from warmprefix.tokens import OrderNote
 
@@ -113,7 +114,7 @@ class RequestPlanner:
         if placement not in _PLACEMENTS:
             raise ValueError(f"placement must be 'head' or 'tail', got {placement!r}")
         state = self._state
-        annotation, is_chosen_here = state.writer.choose(annotate, model, placement)
+        annotation = state.writer.choose(annotate, model)
         scope = make_scope(tenant, model, preamble)
         visible = None if history is None else VisibleHistory(history)
         blank = len(listed) - sum(map(len, positions)) if len(distinct) < len(listed) else 0
@@ -124,14 +125,16 @@ class RequestPlanner:
         is_unshown = is_tail and visible is None
         branch = branch if is_unshown else None
         key_id = conversation if branch is None else branch.after
+        is_labelled = annotation in ("labels", "both")
         imitable = shown_labels(distinct) if is_unshown else ()
+        labels: Sequence[str] = ("",) * len(distinct)
+        if is_unshown and not is_labelled and key_id is not None:
+            labels = [opening_keys(block.text)[0] for block in distinct]
         with state.lock:
             plan_id = state.open_plans.new_id()
             scope_state = state.use(scope)
-            labels: Sequence[str] = ("",) * len(distinct)
-            if annotation in ("labels", "both"):
+            if is_labelled:
                 labels = lasting_labels(distinct) if is_unshown else scope_state.labels.labels(distinct)
-            omits_labels = is_tail and is_chosen_here and not scope_state.label_savings.pay()
             if blank:
                 state.metrics.counts["blank_blocks"] += blank
         return PlanDraft(
@@ -148,7 +151,6 @@ class RequestPlanner:
             visible,
             order_locked,
             annotation,
-            omits_labels,
             imitable,
         )
 
@@ -178,11 +180,11 @@ class RequestPlanner:
         """
         state, scope, distinct, joined = self._state, draft.scope, draft.blocks, draft.joined
         writer, metrics = state.writer, state.metrics
-        is_head = draft.placement == "head"
+        is_head, annotation = draft.placement == "head", draft.annotation
         if is_head:
             resolution = DraftResolution(True, None, [(label, None) for label in draft.labels])
         else:
-            resolution = resolve(draft, record, writer.templates)
+            resolution = resolve(draft, record, writer)
         opens_prompt = resolution.opens_prompt and writer.separator is None
         keys = [block.fingerprint for block in distinct]
         with state.lock:
@@ -191,10 +193,10 @@ class RequestPlanner:
             is_left_alone = opens_prompt and scope.capacity.is_off and scope.capacity.keeps_order()
             reorders = opens_prompt and not is_left_alone
             if is_head:
-                annotation, resolved = draft.annotation, resolution.blocks
                 names = frozenset(draft.labels if annotation in ("labels", "both") else ())
             else:
-                annotation, resolved, names = wording(draft, resolution, writer.templates)
+                names = label_names(draft, resolution, writer.templates)
+            resolved = resolution.blocks
             note = OrderNote(writer, annotation, [label for label, _ in resolved], distinct, joined)
             order: Sequence[int] = range(len(distinct))
             if not draft.order_locked:
@@ -209,7 +211,7 @@ class RequestPlanner:
                     for i in order
                 ]
             )
-            if not annotation == draft.annotation == "note":
+            if annotation != "note" or not is_head:
                 note_tokens = writer.tokens(annotation, planned, text)
             keys = [keys[i] for i in order]
             resident_tokens, visit = scope.predict(keys, reorders, opens_prompt)

@@ -20,7 +20,6 @@ from warmprefix.ordering import ServedBlock
 from warmprefix.ordering.positions import PositionProfile, profiles_of_models
 from warmprefix.plan import ContextPlan, Retention, Scope, Touch, tenant_salt
 from warmprefix.planner.config import PlannerConfig
-from warmprefix.planner.label_savings import LabelSavings
 from warmprefix.planner.retention import ScopeRetention, can_touch
 from warmprefix.residency.capacity import Capacities, Capacity, Visit
 from warmprefix.residency.profile import EngineProfile
@@ -60,7 +59,6 @@ class ScopeState:
         "_profile",
         "cache_salt",
         "capacity",
-        "label_savings",
         "labels",
         "policy",
         "queue",
@@ -85,7 +83,6 @@ class ScopeState:
         self.tree = capacity.new_tree(config.max_nodes)
         self.policy = config.new_policy()
         self.labels = LabelRegistry(config.max_labels)
-        self.label_savings = LabelSavings()
         self.cache_salt = None if scope.tenant is None else tenant_salt(config.salt_key, scope.tenant)
         self.usage = UsageFeedback()
         self.ttft = TtftFeedback()

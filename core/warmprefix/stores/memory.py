@@ -94,7 +94,13 @@ class MemorySeenStore:
             label for key, label in proposed.items() if state.labels.get(label, key) != key and key not in seen
         )
         since = min([lease.turn for other, lease in state.leases.items() if other != plan_id], default=state.turn)
-        contested = frozenset([key for key, block in seen.items() if block.turn > since])
+        contested = frozenset(
+            [
+                key
+                for key, block in seen.items()
+                if block.turn > since or (block.label == proposed[key] and state.labels.get(block.label, key) != key)
+            ]
+        )
         self._count(operation.conversation, operation.conversation.tenant, state)
         return PreparedTurn(state.turn, seen, taken, contested)
 

@@ -108,8 +108,9 @@ class PreparedTurn(NamedTuple):
     taken: frozenset[str]
     """The proposed labels that name another block in this conversation."""
     contested: frozenset[bytes] = frozenset()
-    """The seen blocks that may still be rolled back, because a plan prepared before they were recorded is open: its
-    commit may be on its way, or lost. No reference may point to them, but their labels stay taken."""
+    """The seen blocks that no reference may point to, though their labels stay taken. Another block has the proposed
+    label too; or they may still be rolled back, because a plan prepared before they were recorded is open: its commit
+    may be on its way, or lost."""
     damaged: bool = False
     """True if values of the record were damaged, or of another version. They count as unseen."""
 

@@ -31,10 +31,12 @@ for i = 1, #request.fields, 2 do
   local turn, _, tokens, label = read_block(request.fields[i], values[i])
   local owner = values[i + 1] and (string.match(values[i + 1], ' (%x*)$') or '')
   if values[i] and not turn then is_damaged = 1 end
+  local is_taken = owner and owner ~= sub(request.fields[i], 2)
   if turn then
-    found[#found + 1] = {turn, tokens, label, turn > certain and 1 or 0}
+    local is_shared = is_taken and label == sub(request.fields[i + 1], 2)
+    found[#found + 1] = {turn, tokens, label, (turn > certain or is_shared) and 1 or 0}
   else
-    found[#found + 1] = owner and owner ~= sub(request.fields[i], 2) and 1 or 0
+    found[#found + 1] = is_taken and 1 or 0
   end
 end
 local answer = cjson.encode({state.turn, is_damaged, found})

@@ -62,10 +62,10 @@ def context_reuse(
     question, which `context_prompt` needs.
 
     `context_prompt` puts the note next to the question. By default the note quotes the most relevant document, and
-    texts keep their bytes, but for lines that read like a note. With labels (`annotate="labels"` or `"both"`, or
-    `placement="tail"`), a stuff chain shows them with every document prompt that prints ``{page_content}``, as the
-    default one does. For a function that joins ``page_content`` itself, use `shown_in="content"`, or the note names
-    labels that the prompt does not show.
+    texts keep their bytes, but for lines that read like a note. A stuff chain shows labels (`annotate="labels"` or
+    `"both"`) and references (`placement="tail"`) with every document prompt that prints ``{page_content}``, as the
+    default one does. For a function that joins ``page_content`` itself, use `shown_in="content"`, or the prompt does
+    not show them.
 
     Args:
         planner: By default this step creates its own. One planner for the whole application reuses most.

@@ -83,10 +83,12 @@ def arrange(documents: Sequence[Document], plan: ContextPlan, shown_in: ShownIn)
     for place, shown in _in_order(documents, plan):
         document = documents[place]
         planned, text = shown
-        if is_labelled:
+        if planned.reference is not None:
+            copies[place] = _shown(document, REFERENCE_KEY, planned.block.text, text, shown_in)
+            if is_labelled:
+                copies[place].metadata.setdefault(LABEL_KEY, planned.label)
+        elif is_labelled:
             copies[place] = _shown(document, LABEL_KEY, planned.label, text, shown_in)
-            if planned.reference is not None:
-                copies[place].metadata.setdefault(REFERENCE_KEY, planned.block.text)
         elif text != planned.block.text:
             copies[place] = _shown(document, ESCAPED_KEY, True, text, shown_in)
         else:

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 from typing_extensions import Self
 
 from warmprefix import Branch, ContextPlanner
-from warmprefix.annotate import Annotate, annotation_for
+from warmprefix.annotate import Annotate
 from warmprefix.plan import Placement
 from warmprefix_langchain.conversations import ConversationRule, first_name, metadata_of
 from warmprefix_langchain.document_labels import PromptDocuments, ShownIn, arrange, as_blocks, as_list
@@ -66,9 +66,8 @@ class ContextReuseOptions(BaseModel):
     it, a note that quotes the most relevant document. `"labels"`: each
     document begins with its label. `"both"`: labels, and a note that names them.
 
-    All but `"none"` are for chains that put all documents into one prompt. `placement="tail"` needs labels, so `"note"`
-    and `"auto"` are `"both"` there. With labels, `metadata["context_label"]` holds the label, unless the document
-    already has an entry of that name."""
+    All but `"none"` are for chains that put all documents into one prompt. With labels, `metadata["context_label"]`
+    holds the label, unless the document already has an entry of that name."""
 
     shown_in: ShownIn = "prompt"
     """Where the documents show labels, note and references.
@@ -103,12 +102,7 @@ class ContextReuseOptions(BaseModel):
     """True once a prompt did not hold what the conversation had shown."""
 
     @model_validator(mode="after")
-    def _check_references_have_labels(self) -> Self:
-        if self.placement == "tail" and self.annotate == "none":
-            raise ValueError(
-                "annotate must be 'auto', 'note', 'labels' or 'both' with placement='tail', which needs labels to "
-                "refer to, got 'none'"
-            )
+    def _check_placement(self) -> Self:
         if self.conversation is not None:
             if self.placement == "head":
                 raise ValueError("placement must be 'tail' with a conversation, got 'head'")
@@ -205,8 +199,7 @@ class ContextReuseOptions(BaseModel):
             "model": self.model,
             "preamble": self.preamble,
             "order_locked": self.order_locked,
-            # Without a history the plan has head placement, but later turns refer to its labels.
-            "annotate": annotation_for(self.annotate, self.placement),
+            "annotate": self.annotate,
         }
         blocks = as_blocks(documents, self.shown_in, self.pinned)
         if self.placement == "head" or (earlier is None and self.conversation is None):

@@ -14,7 +14,7 @@ from langchain_core.outputs import ChatGeneration, LLMResult
 from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.tracers.context import register_configure_hook
 
-from warmprefix import Branch, ContextBlock, ContextPlan, ContextPlanner
+from warmprefix import Branch, ContextBlock, ContextPlan, ContextPlanner, PlannedBlock
 from warmprefix_requests.prompts import hides_text, is_cut_elsewhere
 
 __all__ = ["RecordedPlan", "follow_runs"]
@@ -99,7 +99,7 @@ class RecordedPlan:
         if not all(any(shown in text for text in prompt.texts) for shown in self.texts):
             return
         self.call, self.is_answered = run_id, False
-        if prompt.lacks([reference.label for reference in self.plan.references], "history" in self._options):
+        if prompt.lacks([planned for planned in self.plan.blocks if planned.reference], "history" in self._options):
             self._on_lost()
             self.call = None
         elif prompt.is_cut or (self.branch is not None and prompt.after not in (None, self.branch.after)):
@@ -145,15 +145,15 @@ class Prompt:
         is_elsewhere = hides_text(parameters) or any(map(_stored_id, answers))
         self._history = None if is_elsewhere else [text for message in messages for text in _texts(message)]
 
-    def lacks(self, labels: Sequence[str], is_shown: bool) -> bool:
-        """Return True if a block with one of these labels is in no message, and the server adds none.
+    def lacks(self, referenced: Sequence[PlannedBlock], is_shown: bool) -> bool:
+        """Return True if one of the blocks is in no message as references name it, and the server adds none.
 
         A prompt without answers may be one whose history is elsewhere, unless the planner was shown its messages.
         """
         history = self._history
         if history is None or not (is_shown or self._has_answers):
             return False
-        return not all(any(f"[{label}] " in text for text in history) for label in labels)
+        return not all(any(map(planned.is_held, history)) for planned in referenced)
 
 
 class _Event:

@@ -9,7 +9,6 @@ memory at the end of a run.
 from __future__ import annotations
 
 import logging
-import re
 from collections import OrderedDict
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -33,7 +32,7 @@ from llama_index.core.workflow import Workflow
 from llama_index_instrumentation import get_dispatcher
 from llama_index_instrumentation.dispatcher import active_instrument_tags
 
-from warmprefix import Branch, ContextPlan, ContextPlanner, PlannedBlock
+from warmprefix import Branch, ContextPlan, ContextPlanner
 from warmprefix.forks import fork_safe_lock
 
 __all__ = ["PendingTurn", "install_turn_events", "turns", "warn_rebuilt"]
@@ -80,7 +79,7 @@ class PendingTurn:
 
     def dangles_in(self, prompt: str) -> bool:
         """Return True if a prompt does not hold a block that a reference names."""
-        return not all(_holds(prompt, planned) for planned in self.plan.blocks if planned.reference is not None)
+        return not all(planned.is_held(prompt) for planned in self.plan.blocks if planned.reference is not None)
 
     def note(self, span_id: str, is_kept: bool, failed: bool, left: bool) -> bool:
         """Note the end of a model call or of a span; return True if the turn is over."""
@@ -102,12 +101,6 @@ class PendingTurn:
                 self.planner.abandon(self.plan)
         except Exception:
             _log.warning("a turn was not recorded", exc_info=True)
-
-
-def _holds(prompt: str, planned: PlannedBlock) -> bool:
-    headers = re.finditer(re.escape(f"[{planned.label}] "), prompt)
-    match = planned.templates.matching_end
-    return any(match(prompt, header.start(), planned.label, planned.block.text) is not None for header in headers)
 
 
 class _OpenSpan(NamedTuple):

@@ -17,6 +17,7 @@ from langchain_classic.chains import RetrievalQA
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import Document
 from langchain_core.language_models import FakeListChatModel
+from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.prompts import PromptTemplate, aformat_document, format_document
 from langchain_core.runnables import RunnableLambda
 from pydantic import ConfigDict
@@ -482,11 +483,23 @@ def test_what_is_no_document_costs_no_answer() -> None:
     assert returned == ["one", None]
 
 
-def test_references_without_labels_are_refused(named: Named) -> None:
-    with pytest.raises(
-        ValueError, match=r"annotate must be 'auto', 'note', 'labels' or 'both' with placement='tail'.*got 'none'"
-    ):
-        context_reuse(placement="tail", annotate="none")
+@pytest.mark.parametrize("annotate", ["auto", "none"])
+def test_references_without_labels_quote_what_the_history_shows(annotate: Any) -> None:
+    texts = [
+        f"{name} wrote the first published algorithm for an engine that was never built." for name in ("Ada", "Eva")
+    ]
+    step = context_reuse(placement="tail", annotate=annotate)
+    documents = [Document(text) for text in texts]
+    first = step.invoke({"context": documents, "chat_history": []})["context"]
+    assert first == documents
+    shown = [HumanMessage("\n\n".join(texts)), AIMessage("That.")]
+    again = step.invoke({"context": documents, "chat_history": shown})["context"]
+    assert [document.page_content for document in again] == texts
+    assert [document.metadata["page_content"] for document in again] == [
+        'Also use the passages above that begin with "Ada wrote the first published", "Eva wrote the first published".',
+        "",
+    ]
+    assert step.invoke({"context": again, "chat_history": []})["context"] == documents
 
 
 def test_an_unknown_option_is_refused(shelf: Callable[..., Any]) -> None:

@@ -179,7 +179,7 @@ def test_an_appending_chain_refers_to_what_its_prompt_holds(
 
     chain = (
         RunnablePassthrough.assign(context=itemgetter("input") | library)
-        | context_reuse(placement="tail")
+        | context_reuse(placement="tail", annotate="labels")
         | RunnablePassthrough.assign(context=RunnableLambda(joined))
         | context_prompt(placement="tail")
         | RunnableLambda(answered)

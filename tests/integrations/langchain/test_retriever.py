@@ -297,7 +297,7 @@ def test_k_must_leave_something(k: int, retriever: ContextReuseRetriever, shelf:
 @pytest.fixture
 def tail(planner: ContextPlanner, named: Make, shelf: Make) -> ContextReuseRetriever:
     shelf_ = shelf({"?": named("ab"), "!": named("bca")})
-    return ContextReuseRetriever(retriever=shelf_, planner=planner, placement="tail", annotate="auto")
+    return ContextReuseRetriever(retriever=shelf_, planner=planner, placement="tail", annotate="both")
 
 
 def printed(documents: list[Document]) -> list[str]:

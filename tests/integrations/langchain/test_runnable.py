@@ -84,7 +84,7 @@ def test_a_dict_comes_back_with_its_documents_arranged(planner: ContextPlanner, 
 
 
 def test_a_dict_may_have_other_names(planner: ContextPlanner, named: Make) -> None:
-    step = context_reuse(planner, placement="tail", context_key="evidence", history_key="messages")
+    step = context_reuse(planner, placement="tail", annotate="both", context_key="evidence", history_key="messages")
     result = step.invoke({"evidence": named("ab"), "messages": [("human", "[a] The text of a.")]})
     assert texts(result["evidence"]) == [REFERENCE, "[b] The text of b."]
 
@@ -98,7 +98,7 @@ async def test_only_tail_placement_refers_and_only_to_what_is_shown(planner: Con
     shown = {"context": named("ab"), "chat_history": [HumanMessage("[a] The text of a.\n\nWhat?"), AIMessage("That.")]}
     in_full = ["[a] The text of a.", "[b] The text of b."]
     assert context_reuse(planner).invoke(shown)["context"] == named("ab")
-    tail = context_reuse(planner, placement="tail")
+    tail = context_reuse(planner, placement="tail", annotate="both")
     assert texts((await tail.ainvoke(shown))["context"])[0] == REFERENCE
     assert texts(tail.invoke({"context": named("ab"), "chat_history": []})["context"]) == in_full
     assert texts(tail.invoke({"context": named("ab")})["context"]) == in_full
@@ -170,7 +170,7 @@ def test_the_prompt_of_an_appending_chat_has_all_in_its_last_message(
     planner: ContextPlanner, named: Make, asked: Make
 ) -> None:
     answer, sent = asked(context_prompt("Be brief.", placement="tail"))
-    chain = context_reuse(planner, placement="tail") | answer
+    chain = context_reuse(planner, placement="tail", annotate="both") | answer
     chain.invoke({"context": named("ab"), "input": "?"})
     first = sent[0].removeprefix("system: Be brief.\n---\nhuman: ")
     assert first == "[a] The text of a.\n\n[b] The text of b.\n\n?"

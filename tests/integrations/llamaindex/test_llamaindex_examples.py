@@ -62,7 +62,12 @@ async def test_the_pages_engines_and_agent_run(
             names["index"] = empty if "nothing" in question else index
             assert await chat.run(ctx=context, question=question)
             context = names["Context"].from_dict(chat, json.loads(json.dumps(context.to_dict())))
-        assert [prompt.count("Please also use the context labelled") for prompt in engine.prompts[-4:]] == [0, 1, 1, 2]
+        assert [prompt.count("Also use the passages above that begin with") for prompt in engine.prompts[-4:]] == [
+            0,
+            1,
+            1,
+            2,
+        ]
     assert [prompt.count("[Word for word") for prompt in engine.prompts[-6:]] == [0, 1, 0, 0, 0, 0]
     names.clear()
     with warnings.catch_warnings():

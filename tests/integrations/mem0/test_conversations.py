@@ -60,7 +60,7 @@ def facts(memory: Any, remember: Callable[..., list[str]]) -> Any:
 @pytest.fixture
 def workers(facts: Any, open_planner: Callable[[], ContextPlanner]) -> list[ContextReuseMemory]:
     """Two processes of one application, as far as their planners can see."""
-    return [ContextReuseMemory(facts, open_planner()) for _ in range(2)]
+    return [ContextReuseMemory(facts, open_planner(), annotate="both") for _ in range(2)]
 
 
 def search(memory: Any, question: str, conversation: str | Branch, owner: dict[str, str] = ANN) -> Any:
@@ -171,7 +171,7 @@ def test_memories_shorter_than_their_label_are_sent_as_they_are(
     texts = ["Ann likes tea", "Tea, [ctx-000000] tea", " ", "Tea\nand more", FACTS[0], f"{NOTE} [ctx-000000] above."]
     remember(memory, *texts, user_id="ann")
     for is_locked in (False, True):
-        wrapper = ContextReuseMemory(memory, open_planner(), order_locked=is_locked)
+        wrapper = ContextReuseMemory(memory, open_planner(), order_locked=is_locked, annotate="both")
         history: list[str] = []
         for _ in range(2):
             found = wrapper.search("tea", filters=ANN, conversation=f"{is_locked}", threshold=0.0)
@@ -185,7 +185,9 @@ def test_memories_shorter_than_their_label_are_sent_as_they_are(
 
 def test_owners_and_tenants_share_nothing(facts: Any, open_planner: Callable[[], ContextPlanner]) -> None:
     planner = open_planner()
-    acme, umbrella = (ContextReuseMemory(facts, planner, tenant=tenant) for tenant in ("acme", "umbrella"))
+    acme, umbrella = (
+        ContextReuseMemory(facts, planner, tenant=tenant, annotate="both") for tenant in ("acme", "umbrella")
+    )
     for conversation in ("chat-42", Branch(after="a")):
         for memory, owner in ((acme, ANN), (acme, BOB), (umbrella, ANN), (acme, {**ANN, "run_id": "chat-42"})):
             found = search(memory, QUESTIONS[0], conversation, owner)
@@ -224,7 +226,7 @@ def test_bad_ids_are_refused_before_the_search(
 
 
 def test_a_result_is_plain_data_and_without_a_conversation_there_is_nothing_to_commit(facts: Any) -> None:
-    memory = ContextReuseMemory(facts)
+    memory = ContextReuseMemory(facts, annotate="both")
     found = memory.search("tea", filters=ANN)
     assert not memory.commit(found)
     assert not memory.abandon(found)
@@ -233,7 +235,7 @@ def test_a_result_is_plain_data_and_without_a_conversation_there_is_nothing_to_c
 
 def test_redis_that_is_gone_costs_tokens_only(facts: Any) -> None:
     with Server() as server, ContextPlanner.from_url(server.url, annotate="labels") as planner:
-        memory = ContextReuseMemory(facts, planner)
+        memory = ContextReuseMemory(facts, planner, annotate="both")
         history: list[str] = []
         for turn in range(6):
             if turn == 2:
@@ -258,7 +260,7 @@ async def test_async_twins_commit_what_was_not_cancelled(
     last = None
     async with AsyncExitStack() as opened:
         planners = [await opened.enter_async_context(open_planner()) for _ in range(2)]
-        workers = [AsyncContextReuseMemory(plain, planner) for planner in planners]
+        workers = [AsyncContextReuseMemory(plain, planner, annotate="both") for planner in planners]
         for turn, question in enumerate(QUESTIONS):
             memory = workers[turn % 2]
             cancelled = asyncio.ensure_future(search(memory, question, Branch(after=last)))
@@ -281,7 +283,7 @@ async def test_async_twins_commit_what_was_not_cancelled(
 def test_the_hosted_api_is_not_told_of_the_conversation(hosted: Any, remember: Callable[..., list[str]]) -> None:
     remember(hosted.memory, *FACTS, user_id="ann")
     client = MemoryClient(api_key=hosted.key, host=hosted.host)
-    memory = ContextReuseMemory(client, ContextPlanner(annotate="labels"))
+    memory = ContextReuseMemory(client, ContextPlanner(), annotate="labels")
     first = search(memory, QUESTIONS[0], "chat-42")
     memory.commit(first)
     again = search(memory, QUESTIONS[0], "chat-42")
@@ -295,7 +297,7 @@ def test_the_hosted_api_is_not_told_of_the_conversation(hosted: Any, remember: C
 async def test_the_hosted_api_from_tasks(hosted: Any, remember: Callable[..., list[str]]) -> None:
     remember(hosted.memory, *FACTS, user_id="ann")
     client = AsyncMemoryClient(api_key=hosted.key, host=hosted.host)
-    memory = AsyncContextReuseMemory(client, ContextPlanner(annotate="labels"))
+    memory = AsyncContextReuseMemory(client, ContextPlanner(), annotate="labels")
     first = await search(memory, QUESTIONS[0], Branch(after=None))
     assert await memory.commit(first, turn_id="a")
     again = await search(memory, QUESTIONS[0], Branch(after="a"))

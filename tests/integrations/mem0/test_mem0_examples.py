@@ -32,8 +32,11 @@ def test_the_pages_blocks_run(
     with OpenAI(base_url=engine.base_url, api_key="none") as client:
         names = run_section("Mem0", {"your_memory": memory, "client": client, "model_name": engine.model})
     assert "\n- Ann drinks green tea every morning." in engine.prompts[0]
-    for messages in (names["chat"].messages, names["messages"]):
-        prompt = "\n".join(message["content"] for message in messages)
-        assert prompt.count("Ann drinks green tea every morning.") == 1
-        assert re.search(r"Please also use the context labelled \[m[0-9a-f~]+\].* above in this conversation\.", prompt)
+    chat, kept = (
+        "\n".join(message["content"] for message in messages)
+        for messages in (names["chat"].messages, names["messages"])
+    )
+    assert chat.count("Ann drinks green tea every morning.") == 1
+    assert re.search(r"Please also use the context labelled \[m[0-9a-f~]+\].* above in this conversation\.", chat)
+    assert kept.count("Ann drinks green tea every morning.") == 2, "a reference would be longer"
     assert engine.answered[-1].cached_tokens > 0

@@ -206,7 +206,7 @@ def turn(number: int, conversation: int, context: str) -> TraceRequest:
 
 def test_tail_keeps_the_history_and_refers_to_it() -> None:
     chats = trace(turn(0, 1, "AB"), turn(1, 1, "AC"), turn(2, 2, "BA"))
-    result = Replay(Workload(chats), "tail", answer_tokens=20, tokenizer=words).run("greedy", None)
+    result = Replay(Workload(chats), "tail", 20, tokenizer=words, annotate="both").run("greedy", None)
     first, second, other = 160, (160 + 20) + 30 + 10, 160
     assert result.total_tokens == first + second + other
     # All of the history is held, answer included; the other conversation's context is put in the first one's order.
@@ -220,3 +220,7 @@ def test_tail_keeps_the_history_and_refers_to_it() -> None:
     assert result.saved_note_tokens == 0 + 2 + 2
     assert result.net_saved_tokens == (160 + (100 + 40) + 160) - (160 + 40 + 10) - (2 + 1 + REFERENCE + note)
     assert (result.gained_requests, result.lost_requests) == (2, 1)
+    assert result.worst_request_change == pytest.approx(2 / 160), "two labels, in the first turn"
+    quoted = Replay(Workload(chats), "tail", 20, tokenizer=words).run("greedy", None)
+    assert (quoted.reference_tokens, quoted.lost_requests, quoted.worst_request_change) == (100, 0, 0)
+    assert 0 < quoted.note_tokens < result.note_tokens

@@ -84,6 +84,8 @@ class ReplayResult:
     """Tokens sent today: more than `total_tokens` by what references spare."""
     lost_requests: int = 0
     """Requests that prefilled more than today, note tokens included."""
+    worst_request_change: float = 0.0
+    """Largest part by which a request prefilled more than today, note tokens included: 0.02 is 2 %."""
     untouched_requests: int = 0
     """Requests sent exactly as today; earlier ones may still make them gain or lose."""
     referring_requests: int = 0

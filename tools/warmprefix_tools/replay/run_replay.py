@@ -140,9 +140,9 @@ def _as_json(results: Sequence[ReplayResult], options: ReplayOptions, estimates:
 _RESULT_FIELDS = (
     "trace", "policy", "capacity_tokens", "k", "placement", "requests", "hit_ratio", "saved_tokens", "total_tokens",
     "prefilled_tokens", "plan_us_p50", "plan_us_p99", "commit_us_p50", "commit_us_p99", "gained_requests",
-    "lost_requests", "reordered_requests", "untouched_requests", "referring_requests", "reference_tokens",
-    "note_tokens", "saved_note_tokens", "touches", "touch_tokens", "today_saved_tokens", "today_total_tokens",
-    "net_saved_tokens", "prefill_change", "policy_errors", "tokenizer_errors",
+    "lost_requests", "worst_request_change", "reordered_requests", "untouched_requests", "referring_requests",
+    "reference_tokens", "note_tokens", "saved_note_tokens", "touches", "touch_tokens", "today_saved_tokens",
+    "today_total_tokens", "net_saved_tokens", "prefill_change", "policy_errors", "tokenizer_errors",
 )  # fmt: skip
 
 

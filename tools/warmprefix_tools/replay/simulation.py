@@ -141,6 +141,9 @@ class Replay:
             today_total_tokens=sum(today.totals),
             gained_requests=sum(ours < theirs for ours, theirs in prefilled),
             lost_requests=sum(ours > theirs for ours, theirs in prefilled),
+            worst_request_change=max(
+                [ours / theirs - 1 for ours, theirs in prefilled if ours > theirs > 0], default=0.0
+            ),
             reordered_requests=run.reordered,
             untouched_requests=run.untouched,
             referring_requests=run.referring,
