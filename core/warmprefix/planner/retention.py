@@ -29,7 +29,7 @@ _MOST_NODES = 4_096
 _KV_BLOCK = 64
 """Tokens that may be missing of a path that an engine holds, at most."""
 _MOST_NAMED = 256
-_MOST_AT_RISK = 64
+_MOST_AT_RISK = 256
 """Nodes that are examined for touches."""
 _AHEAD = 2
 """Mean requests before whose tokens would evict a path it is named."""
@@ -52,24 +52,32 @@ def can_touch(profile: CacheProfile) -> bool:
     return all(other is None for other in others) and not profile.read_price
 
 
-def at_risk(tree: PrefixTree[bytes], tokens: int, capacity: int) -> list[TreeNode[bytes]]:
-    """Return the nodes with hits that `tokens` more would evict, the first one first; of a path only the last."""
+def at_risk(tree: PrefixTree[bytes], tokens: int, capacity: int, unseen: int = 0) -> list[TreeNode[bytes]]:
+    """Return the nodes with hits that `tokens` more would evict, the first one first; of a path only the last.
+
+    Those are gone already for which the `unseen` tokens in the cache leave no room.
+    """
+    tokens += unseen
     ahead = tree.resident_tokens + tokens - capacity
     found: list[TreeNode[bytes]] = []
     passed: set[TreeNode[bytes]] = set()
     for node in islice(tree.order, _MOST_AT_RISK):
         if ahead <= 0:
             break
-        if node.resident:
-            ahead -= sum(node.tokens)
-        if node in passed:
-            continue
-        if node.hits and node.resident and node.used < tree.order.now:
+        if (
+            node not in passed
+            and ahead <= tokens - unseen
+            and node.hits
+            and node.resident
+            and node.used < tree.order.now
+        ):
             found.append(node)
             above = node.parent
             while above is not None and above not in passed:
                 passed.add(above)
                 above = above.parent
+        if node.resident:
+            ahead -= sum(node.tokens)
     return found
 
 
@@ -168,8 +176,7 @@ class ScopeRetention:
             return []
         found: list[Touch] = []
         age = self._age(bonus, capacity)
-        ahead = _AHEAD * self._new_tokens + _UNSEEN * capacity
-        for node in at_risk(tree, round(ahead), capacity):
+        for node in at_risk(tree, round(_AHEAD * self._new_tokens), capacity, round(_UNSEEN * capacity)):
             if len(found) == most:
                 break
             if node.served_by is not None:
