@@ -188,7 +188,9 @@ class CoAccessPolicy:
                     requests[i] |= bits
                 place += _WAITING.bit_length()
         chances = self._recurrence.chances(len(keys), self._outcomes(counter, keys)) if similar else ()
-        return _Demand(similar, requests, [block.tokens for block in blocks], chances, self.trust * _LEVELS)
+        # The ghosts see no queue, and what waits is known better than any count.
+        trust = _TRUSTS[0] if waiting and self._ghosts is not None else self.trust
+        return _Demand(similar, requests, [block.tokens for block in blocks], chances, trust * _LEVELS)
 
     def _outcomes(self, counter: BitCounter, keys: Sequence[bytes]) -> Outcomes:
         """Compare `keys` with the tail of the most similar request, the latest of equals."""
