@@ -11,6 +11,7 @@ import pytest
 
 from warmprefix import Templates
 from warmprefix.plan import Placement
+from warmprefix.quotes import opening
 from warmprefix_tools.demo import servers
 from warmprefix_tools.demo.demo_options import DemoOptions
 from warmprefix_tools.demo.demo_report import demo_page
@@ -25,8 +26,7 @@ both_arms = pytest.mark.parametrize("arm", [0, 1], ids=["relevance", "warmprefix
 @both_placements
 @both_arms
 def test_every_prompt_contains_all_evidence(result: DemoResult, placement: Placement, arm: int) -> None:
-    """With placement `tail`, warmprefix may label blocks, so that references can name them; no other prompt does."""
-    templates = Templates()
+    """With placement `tail`, references of warmprefix quote the first words of blocks; no prompt has labels."""
     for turn, served in zip(result.text.turns, result.runs[placement][arm], strict=True):
         holder = served.messages[0 if placement == "head" else -1]["content"]
         shown = {name: is_reference for name, _, is_reference in served.shown}
@@ -35,12 +35,11 @@ def test_every_prompt_contains_all_evidence(result: DemoResult, placement: Place
             assert block.id is not None
             if shown[block.id]:
                 assert (placement, arm) == ("tail", 1)
-                assert block.id in templates.noted_labels(holder)
-                labelled = f"[{block.id}] {block.text}"
-                assert any(labelled in message["content"] for message in served.messages[:-1])
+                assert f'"{opening(block.text)}"' in holder
+                assert any(block.text in message["content"] for message in served.messages[:-1])
             else:
                 assert block.text in holder
-            assert f"[{block.id}]" not in holder or (placement, arm) == ("tail", 1)
+            assert f"[{block.id}]" not in holder
         assert turn.question.text in served.messages[-1]["content"]
         if arm == 0:
             assert "\n\n".join([block.text for block in turn.blocks]) in holder
