@@ -129,10 +129,11 @@ class Toucher(Generic[W]):
 
         Args:
             plan: A plan that does not open its prompt is not kept.
-            request: With its salt, without fields that the endpoint may refuse.
+            request: With its salt. The fields that the endpoint may refuse are left out.
             endpoint: Where it goes.
             way: What the sender needs to send there again.
         """
+        request = request.plain or request
         size = len(request.content)
         if not plan.opens_prompt or size > _LARGEST or not self.is_possible:
             return

@@ -9,7 +9,7 @@ import pytest
 
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner, EngineReport
 from warmprefix.plan import Scope, Touch
-from warmprefix_requests import OutgoingRequest, read_call
+from warmprefix_requests import OutgoingRequest, prepared, read_call
 from warmprefix_requests.retention import RequestPriorities
 from warmprefix_requests.touches import DueTouch, Toucher, TouchStats
 
@@ -189,3 +189,17 @@ def test_profiles_that_bill_or_keep_no_paths_keep_no_requests(profile: str) -> N
     plan = sender.serve()
     assert sender.toucher._kept.get(plan.id) is None
     assert not sender.touch()
+
+
+def test_a_touch_has_its_own_priority_and_not_that_of_its_request() -> None:
+    planner = NamingPlanner(profile="priority-eviction")
+    priorities = RequestPriorities(planner)
+    toucher = Toucher[str](planner, priorities)
+    plan = planner.plan(BLOCKS, order_locked=True)
+    planner.latest[plan.scope] = plan
+    request = prepared(Sender.request(plan), (), {"retention": lambda request: request.with_fields({"priority": 5})})
+    toucher.keep(plan, request, "http://a", "way")
+    toucher.served(plan)
+    due = toucher.due()
+    assert due is not None
+    assert due.attempt.request.body["priority"] > 1_000_000_000_000

@@ -277,7 +277,10 @@ def test_requests_and_touches_have_priorities_where_the_engine_evicts_by_them(ga
         begun = numbers.index(next(number for number in numbers if number is not None))
         assert None not in numbers[begun:]  # a request without one would be evicted first
         # A touch counts as newer than the next requests, and later ones overtake it.
-        assert any(numbers[place] > numbers[place + 1] for place in range(begun, len(numbers) - 1))
+        touched = [place for place, request in enumerate(engine.prompts) if is_touch(request)]
+        served = [number or 0 for number, request in zip(numbers, engine.prompts, strict=True) if not is_touch(request)]
+        assert all(numbers[place] > served[place - count - 1] for count, place in enumerate(touched))
+        assert any(numbers[place] > numbers[place + 1] for place in touched)
         assert numbers[-1] > numbers[begun]
 
 
