@@ -27,6 +27,7 @@ _FIELD = "priority"
 _ROUTES = ("chat", "completions")
 """On the others SGLang ignores the field."""
 _WEIGHT = 0.02
+"""Of the latest pause in the mean, once there were as many as this stands for."""
 _LONGEST = 10.0
 """A pause between two requests counts as at most this many mean ones: a night is not the pace of a day."""
 
@@ -46,6 +47,9 @@ class RequestPriorities:
         self._latest: float | None = None
         self._pace: float | None = None
         """Mean seconds between two requests."""
+        self._gaps = 0
+        self._longest_gap: float | None = None
+        """Of the first ones. It does not count: an application may try one request long before it begins."""
         self._has_begun = False
         self._lock = fork_safe_lock()
 
@@ -76,7 +80,13 @@ class RequestPriorities:
         if latest is None or now < latest:  # a clock may be set back
             return
         gap = now - latest
-        if self._pace is None:
-            self._pace = gap
+        if self._longest_gap is None:
+            self._longest_gap = gap
+            return
+        self._gaps += 1
+        if self._gaps * _WEIGHT <= 1:
+            gap, self._longest_gap = sorted((gap, self._longest_gap))
         else:
-            self._pace += _WEIGHT * (min(gap, _LONGEST * self._pace + 0.001) - self._pace)
+            gap = min(gap, _LONGEST * (self._pace or 0.0) + 0.001)
+        pace = self._pace or 0.0
+        self._pace = pace + max(1 / self._gaps, _WEIGHT) * (gap - pace)

@@ -38,7 +38,7 @@ def test_requests_carry_the_time_and_touches_add_their_age_at_the_senders_pace()
         assert number(priorities) == now[0] * 1_000
     assert number(priorities, NONE_YET) == now[0] * 1_000
     now[0] += 0.5
-    pace = 0.5 * 0.98  # the two requests at one time
+    pace = (0.5 + 0.5 + 0.0) / 3  # without the longest
     touch = priorities.of_touch(sent(), 90)
     assert touch.body["priority"] == pytest.approx((now[0] + 90 * pace) * 1_000, rel=1e-6)
     assert priorities.of_touch(sent(), 0).body["priority"] == now[0] * 1_000
@@ -56,6 +56,18 @@ def test_a_night_without_requests_and_a_clock_set_back_hardly_change_the_pace() 
     number(priorities)
     added = priorities.of_touch(sent(), 100).body["priority"] - now[0] * 1_000
     assert 100_000 <= added <= 125_000
+
+
+def test_a_request_long_before_the_others_does_not_change_the_pace() -> None:
+    now = [1_000.0]
+    priorities = RequestPriorities(ContextPlanner(profile="priority-eviction"), lambda: now[0])
+    number(priorities)
+    now[0] += 100_000.0
+    for _ in range(20):
+        number(priorities)
+        now[0] += 1.0
+    added = priorities.of_touch(sent(), 100).body["priority"] - now[0] * 1_000
+    assert added == 100_000
 
 
 def test_the_applications_own_number_and_other_routes_are_left_alone() -> None:
