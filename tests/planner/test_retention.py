@@ -194,6 +194,27 @@ def test_plans_say_what_they_deserve_of_an_engine_with_priorities() -> None:
         assert plan.retention == Retention(0, 0)
 
 
+def test_a_path_is_kept_as_long_as_was_named_whatever_the_answer_says() -> None:
+    planner = planner_of("priority-eviction")
+    named = next(iter(unanswered(planner)))
+    planner.touched(named._replace(priority=10**9), EngineReport(named.tokens, named.tokens))
+    state = planner._state.find(named.scope)
+    assert state is not None
+    assert {node.age for node in state.tree.order} == {0, named.priority}
+
+
+def unanswered(planner: ContextPlanner) -> list[Touch]:
+    """Return touches that a planner names after some requests, none of which was answered."""
+    engine = Engine()
+    named: list[Touch] = []
+    for blocks in requests(300):
+        plan = planner.plan(blocks)
+        found = engine.serve(keys(plan))
+        planner.commit(plan, report=EngineReport(found, TOKENS * len(blocks)))
+        named += planner.touches(plan.scope)
+    return named
+
+
 def test_answers_of_unknown_touches_change_nothing() -> None:
     planner = planner_of()
     outcome = run(planner, Engine())

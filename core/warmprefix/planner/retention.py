@@ -84,6 +84,7 @@ def at_risk(tree: PrefixTree[bytes], tokens: int, capacity: int, unseen: int = 0
 class _Named(NamedTuple):
     keys: tuple[bytes, ...]
     tokens: tuple[int, ...]
+    age: int
 
 
 class ScopeRetention:
@@ -183,7 +184,7 @@ class ScopeRetention:
                 keys, tokens = path_to(node)
                 touch = Touch(scope, node.served_by, len(keys), sum(tokens), age * node.hits)
                 if touch[1:3] not in self._named:
-                    self._named[touch.plan_id, touch.blocks] = _Named(keys, tokens)
+                    self._named[touch.plan_id, touch.blocks] = _Named(keys, tokens, touch.priority)
                     found.append(touch)
                     if len(self._named) > _MOST_NAMED:
                         self._named.popitem(last=False)

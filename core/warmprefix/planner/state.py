@@ -374,7 +374,7 @@ class PlannerState:
             if report.prompt_tokens is not None:
                 self.metrics.counts["touch_tokens"] += max(report.prompt_tokens - (report.cached_tokens or 0), 0)
             state.capacity.record(touch.scope, named.keys, named.tokens)
-            state.tree.touch(named.keys, named.tokens, touch.priority)
+            state.tree.touch(*named)
 
     def learn(self, scope: ScopeState, plan: ContextPlan) -> None:
         """Learn a planned order that a model saw, and share it with other planners."""
