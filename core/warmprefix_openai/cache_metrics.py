@@ -92,8 +92,10 @@ def _report_from_info(address: str, timeout: float) -> EngineReport | None:
         return None
     if not isinstance(info, dict) or "radix_eviction_policy" not in info:
         return None
-    # With priority scheduling the same number decides which request runs next, and which is interrupted.
     evicts_by_priority = info["radix_eviction_policy"] == "priority" and info.get("enable_priority_scheduling") is False
+    # With priority scheduling the same number decides which request runs next, and which is interrupted.
+    if info.get("abort_on_priority_when_disabled"):  # an answer in pieces would begin, and then fail
+        evicts_by_priority = False
     tokens = info.get("max_total_num_tokens")
     return EngineReport(
         capacity_tokens=tokens if type(tokens) is int and tokens > 0 else None,

@@ -50,8 +50,10 @@ class EngineMetrics:
         self._planner = planner
         self._read = read
         self._always = always
+        self._is_given = planner.stats().profile_source == "argument"
         self._engines: set[str] = set()
         self._shown: set[str] = set()
+        self._prioritising: set[str] = set()
         self._tokens: int | None = None
         self._profile: CacheProfile | None = None
 
@@ -70,6 +72,15 @@ class EngineMetrics:
         """Return True if the engine behind a URL of httpx has shown its metrics, as one of the application's own."""
         return _engine(url) in self._shown
 
+    def may_prioritise(self, url: Any) -> bool:
+        """Return True if the engine behind a URL evicts by priority: as it has shown, or as the caller said.
+
+        To another one, behind the same planner, a priority means something else or nothing.
+        """
+        if self._planner.profile.eviction != "priority":
+            return False
+        return self._is_given or _engine(url) in self._prioritising
+
     def _ask(self, engine: str) -> None:
         try:
             report = self._read(engine)
@@ -80,6 +91,8 @@ class EngineMetrics:
             self._shown.add(engine)
             tokens = report.capacity_tokens
             self._tokens = tokens if self._tokens is None else min(tokens, self._tokens)
+        if report.profile is not None and report.profile.eviction == "priority":
+            self._prioritising.add(engine)
         self._profile = report.profile or self._profile
 
     def added_to(self, report: EngineReport | None) -> EngineReport | None:

@@ -144,7 +144,7 @@ class LinkWriter:
             is_refused = self._refusals.refuses(endpoint, asked.body.get("model"), None, ("marks",))
             if self.marker is not None and not is_refused:
                 optional["marks"] = with_marks(self.marker, plan.scope.tenant, plan)
-            if (prioritised := self._priorities.processor(plan)) is not None:
+            if (prioritised := self._priorities.processor(plan)) and self.tracker.metrics.may_prioritise(request.url):
                 optional["retention"] = prioritised
         outgoing = prepared(asked, processors, optional)
         is_salted = takes_salt and sent.cache_salt is not None and self._isolation == "cache_salt"
@@ -170,9 +170,10 @@ class LinkWriter:
 
     def _may_touch(self, request: Any) -> bool:
         """Return True if touches were asked for, or if nobody bills them: the engine is the application's own."""
-        if self._touches is not None:
-            return self._touches
-        return self.tracker.planner.profile.eviction == "priority" or self.tracker.metrics.shows(request.url)
+        metrics = self.tracker.metrics
+        if self.tracker.planner.profile.eviction == "priority":
+            return self._touches is not False and metrics.may_prioritise(request.url)
+        return metrics.shows(request.url) if self._touches is None else self._touches
 
 
 def _carried(asked: OutgoingRequest, sent: SentPlan) -> CarriedTurn | None:

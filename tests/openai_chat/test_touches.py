@@ -469,6 +469,24 @@ def test_a_refused_priority_is_counted_and_left_out(scripted: Any, reply: Any, c
     assert ["priority" in seen.body for seen in scripted.seen] == [True, False, True, False, False]
 
 
+def test_an_engine_beside_one_that_evicts_by_priority_gets_neither_priorities_nor_touches(
+    scripted: Any, completion_reply: Any
+) -> None:
+    planner = RetainingPlanner("auto")
+    config = EmulatorConfig(prefill_rate=math.inf, base_ttft_ms=0, decode_rate=math.inf)
+    with EmulatorServer(config) as other, EngineLink(planner, touches=True) as link:
+        shown = EngineReport(capacity_tokens=100_000, profile=PROFILES["priority-eviction"])
+        link._tracker.metrics._read = lambda engine: EngineReport() if engine in scripted.base_url else shown
+        show_metrics(link, other)
+        ask(link, other.base_url, planner.plan(BLOCKS, order_locked=True), planner.plan(BLOCKS, order_locked=True))
+        assert (planner.profile.eviction, link.stats().priorities) == ("priority", 2)
+        scripted.script.append(completion_reply)
+        ask(link, scripted.base_url, named_plan(planner), planner.plan(BLOCKS, order_locked=True))
+        until_idle(link)
+        assert (link.touch_stats(), link.stats().priorities) == (TouchStats(skipped=1), 2)
+    assert ["priority" in seen.body for seen in scripted.seen] == [False, False]
+
+
 @pytest.mark.parametrize("profile", sorted(PROFILES.keys() - {"priority-eviction"}))
 def test_no_other_engine_gets_a_priority(scripted: Any, completion_reply: Any, profile: str) -> None:
     planner = RetainingPlanner(profile)

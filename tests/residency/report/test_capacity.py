@@ -100,6 +100,15 @@ class SglangInfo(BaseHTTPRequestHandler):
         ),
         ({"radix_eviction_policy": "priority", "enable_priority_scheduling": True, "max_total_num_tokens": 9}, 9, None),
         ({"radix_eviction_policy": "priority", "max_total_num_tokens": -1}, None, None),
+        (
+            {
+                "radix_eviction_policy": "priority",
+                "enable_priority_scheduling": False,
+                "abort_on_priority_when_disabled": True,
+            },
+            None,
+            None,
+        ),
     ],
 )
 def test_sglang_shows_its_capacity_and_its_eviction(shown: object, tokens: int | None, profile: str | None) -> None:
