@@ -156,7 +156,7 @@ class CoAccessPolicy:
             if learns:
                 self._learn_returns(served, ranked, demand)
             if ghosts is not None:
-                ghosts.serve(demand, keys, self._capacity)
+                ghosts.serve(demand, keys, self._capacity, self._note_tokens)
                 self.trust = ghosts.choice.best
         self._recurrence.learn(self._outcomes(BitCounter(self._window.requests(keys)), keys))
         tail: list[list[bytes]] = [[] for _ in range(_PARTS)]
@@ -394,14 +394,16 @@ class _TrustGhosts:
         self._requests += 1
         return self._requests > _LEAST_LEARNED and self._requests % _PERIOD < _SERVED
 
-    def serve(self, demand: _Demand, keys: Sequence[bytes], capacity: int | None) -> None:
-        """Serve a request, whose blocks are in relevance order, from each cache."""
+    def serve(self, demand: _Demand, keys: Sequence[bytes], capacity: int | None, note: int) -> None:
+        """Serve a request, whose blocks are in relevance order, from each cache; another order costs `note` tokens."""
         if not self._trees:
             self._trees = [PrefixTree(None, self._max_nodes) for _ in _TRUSTS]
         total = sum(demand.tokens) or 1
         saved = []
+        in_relevance_order = [*range(len(keys))]
         for trust, tree in zip(_TRUSTS, self._trees, strict=True):
             tree.capacity_tokens = capacity
             order = demand.trusting(trust).best_order(tree.deepest_path(keys, budget=_GHOST_EDGES))
-            saved.append(tree.insert([keys[i] for i in order], [demand.tokens[i] for i in order]).tokens / total)
+            found = tree.insert([keys[i] for i in order], [demand.tokens[i] for i in order]).tokens
+            saved.append((found - (note if order != in_relevance_order else 0)) / total)
         self.choice.score(saved)
