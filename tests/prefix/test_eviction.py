@@ -95,3 +95,17 @@ def test_hits_are_counted_up_to_a_bound_and_paid_by_touches() -> None:
     assert [node.hits for node in tree.order] == [3, 2]
     tree.insert("C", [10])
     assert [node.keys for node in tree.order] == [["B"], ["A"], ["C"]]
+
+
+@given(steps, st.integers(1, 25), st.data())
+def test_paths_that_are_touched_at_one_time_stay_in_front_of_their_common_beginning(
+    served: list[Step], capacity: int, data: st.DataObject
+) -> None:
+    tree = PrefixTree[int](capacity)
+    for path, age in served:
+        tree.insert(path, lengths(path))
+        nodes = [node for node in tree.order if node.used < tree.order.now]
+        for node in data.draw(st.lists(st.sampled_from(nodes))) if nodes else ():
+            tree.touch_node(node, age or 0)
+            check_integrity(tree)
+        assert not tree.nodes or tree.order.next_leaf().children == {}

@@ -102,7 +102,7 @@ class EvictionOrder(Generic[K]):
         """
         now, end = self.now, self._end(age)
         while node.parent is not None:
-            if not node.age or node.used + node.age < now + age:
+            if not node.age or (node.used + node.age, node.age) <= (now + age, age):
                 unlink(node)
                 node.used, node.age = now, age
                 link_before(end, node)
