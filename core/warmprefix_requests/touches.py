@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -31,7 +31,9 @@ __all__ = ["DueTouch", "TouchStats", "Toucher"]
 W = TypeVar("W")
 
 _MAX_BYTES = 32 << 20
-_LARGEST = _MAX_BYTES // 16
+_PER_REQUEST, _PER_BYTE = 5_000, 2
+"""Bytes of memory that a kept request takes, with its plan, and that each of its bytes takes."""
+_LARGEST = _MAX_BYTES // 32
 """Longest request that is kept."""
 _MAX_SCOPES = 1_024
 _SCOPES_ASKED = 4
@@ -138,7 +140,8 @@ class Toucher(Generic[W]):
         if not plan.opens_prompt or size > _LARGEST or not self.is_possible:
             return
         with self._lock:
-            self._kept.put(plan.id, _KeptRequest(plan, request, endpoint, way), plan.scope.tenant, size)
+            kept = _KeptRequest(plan, replace(request, content=b""), endpoint, way)
+            self._kept.put(plan.id, kept, plan.scope.tenant, _PER_REQUEST + _PER_BYTE * size)
             while self._kept.size > _MAX_BYTES:
                 self._kept.evict()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -203,3 +204,11 @@ def test_a_touch_has_its_own_priority_and_not_that_of_its_request() -> None:
     due = toucher.due()
     assert due is not None
     assert due.attempt.request.body["priority"] > 1_000_000_000_000
+
+
+def test_short_requests_take_no_more_memory_than_long_ones(sender: Sender) -> None:
+    plan = sender.planner.plan(BLOCKS, order_locked=True)
+    request = Sender.request(plan)
+    for number in range(10_000):
+        sender.toucher.keep(replace(plan, id=str(number)), request, "http://a", "way")
+    assert len(sender.toucher._kept) < 7_000
