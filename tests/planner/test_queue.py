@@ -272,12 +272,21 @@ def test_lost_plans_age_out() -> None:
 
 def test_plans_in_flight_are_bounded() -> None:
     queue = RequestQueue()
+    keys = [b"%d" % i for i in range(1_000)]
     for i in range(1_000):
-        queue.start(f"plan-{i}", [b"%d" % i])
-    assert queue.take([])[0] == [(b"%d" % i,) for i in range(936, 1_000)]
+        queue.start(f"plan-{i}", keys[i : i + 1])
+    assert queue.take(keys)[0] == [(key,) for key in keys[936:]]
     for i in range(1_000):
         queue.flights.pop(f"plan-{i}", None)
-    assert queue.take([])[0] == []
+    assert queue.take(keys)[0] == []
+
+
+def test_only_plans_in_flight_that_begin_with_a_block_of_the_request_are_compared() -> None:
+    queue = RequestQueue()
+    queue.start("other", [b"x", b"a"])
+    queue.start("own", [b"b", b"x"])
+    queue.start("empty", [])
+    assert queue.take([b"a", b"b"])[0] == [(b"b", b"x")]
 
 
 def test_threads_announce_plan_and_end_requests_at_once() -> None:

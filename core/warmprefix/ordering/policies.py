@@ -87,8 +87,9 @@ class PrefixView:
     after: Sequence[bytes] = ()
     """Blocks already placed in front."""
     in_flight: Sequence[Sequence[bytes]] = ()
-    """Planned orders of requests that are not answered yet. They count as resident, because engines share a prefix as
-    soon as it is computed."""
+    """Planned orders of requests that are not answered yet, of those that begin with one of this request's blocks.
+
+    They count as resident, because engines share a prefix as soon as it is computed."""
     waiting: Sequence[Collection[bytes]] = ()
     """The blocks of each request that is announced and not planned yet, without this request's own."""
     note_tokens: Callable[[Sequence[int]], int] = _without_note
@@ -107,6 +108,8 @@ class PrefixView:
 
     def match_prefixes(self, *orders: Sequence[BlockView]) -> list[PrefixMatch]:
         """Return `match_prefix` of each order."""
+        if not (self.runs or self.in_flight or self.after):  # as below, for most requests
+            return [self.tree.match_prefix([block.fingerprint for block in blocks]) for blocks in orders]
         parts = [self.single_blocks(blocks) if self.runs else (blocks, ()) for blocks in orders]
         keys = [[block.fingerprint for block in single] for single, _ in parts]
         flights = self._flights() if self.in_flight else ()

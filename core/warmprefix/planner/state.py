@@ -140,14 +140,15 @@ class RequestQueue:
         """Remove one announcement of exactly these blocks.
 
         Returns:
-            The orders of the open plans, oldest first, and the first of the other announcements.
+            The orders of the open plans that begin with one of these blocks, oldest first, and the first of the other
+            announcements.
         """
+        own = frozenset(keys)
         if self.announced:
-            own = frozenset(keys)
             number = next((number for number, blocks in self.announced.items() if blocks == own), None)
             if number is not None:
                 del self.announced[number]
-        in_flight = [flight.order for flight in self.flights.values()]
+        in_flight = [order for _, order in self.flights.values() if not own.isdisjoint(order[:1])]
         return in_flight, list(islice(self.announced.values(), _MOST_WAITING))
 
     def start(self, plan_id: str, order: Sequence[bytes]) -> None:
