@@ -52,6 +52,7 @@ _PARAGRAPH = re.compile(r"\n[^\S\n]*\n\s*")
 _FIRST_WORDS, _RUN_WORDS = 4, 32
 _OVERLAP_WORDS = 16
 
+_LOWER = bytes(range(256)).lower()
 _NOT_WORDS = bytes(code for code in range(128) if not chr(code).isalnum())
 _NOT_WORDS_OR_BREAKS = _NOT_WORDS.replace(b"\x00", b"")
 _HANDLER = "warmprefix.folded"
@@ -84,7 +85,7 @@ def folded(text: str) -> bytes:
     >>> folded("**Most**\trele\u200bvant\nabove: Ｆｉｇ. 1").decode()
     'mostrelevantabovefig1'
     """
-    return text.encode("ascii", _HANDLER).translate(None, _NOT_WORDS).lower()
+    return text.encode("ascii", _HANDLER).translate(_LOWER, _NOT_WORDS)
 
 
 def _folded_rest(error: UnicodeError) -> tuple[bytes, int]:
@@ -134,7 +135,7 @@ def quotes_of(
 
 def _folds(texts: Sequence[str]) -> Sequence[bytes]:
     """Return the fold of each text, in one pass unless a text holds the sign between them."""
-    together = "\x00".join(texts).encode("ascii", _HANDLER).translate(None, _NOT_WORDS_OR_BREAKS).lower()
+    together = "\x00".join(texts).encode("ascii", _HANDLER).translate(_LOWER, _NOT_WORDS_OR_BREAKS)
     folds = together.split(b"\x00")
     return folds if len(folds) == len(texts) else [folded(text) for text in texts]
 
@@ -191,18 +192,17 @@ class _Passage:
         self.fold = folds[number]
         self._all = folds
         self._others = b"\n".join([fold for i, fold in enumerate(folds) if i != number])
-        self._tails = b"\n".join([fold[-_MOST_BYTES:] for fold in folds]) + b"\n"
 
     def is_only_here(self, fold: bytes) -> bool:
         """Return True if no other text holds `fold`, and no two texts where they meet."""
         if fold in self._others:
             return False
-        for cut in range(1, len(fold)):
-            before = fold[:cut]
-            if before not in self._tails:  # nor is anything longer
-                return True
-            if before + b"\n" in self._tails and self._is_joint(before, fold[cut:]):
-                return False
+        beginnings = tuple([fold[:cut] for cut in range(1, len(fold))])
+        ends = [text for text in self._all if text.endswith(beginnings)]
+        if ends:
+            for before in beginnings:
+                if [text for text in ends if text.endswith(before)] and self._is_joint(before, fold[len(before) :]):
+                    return False
         return True
 
     def _is_joint(self, before: bytes, behind: bytes) -> bool:

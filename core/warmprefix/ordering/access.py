@@ -82,7 +82,7 @@ class BitCounter:
     '0b110'
     """
 
-    __slots__ = ("_planes", "highest")
+    __slots__ = ("_planes", "having_highest", "highest")
 
     def __init__(self, bitsets: Iterable[int]) -> None:
         self._planes: list[int] = []
@@ -97,10 +97,11 @@ class BitCounter:
                 p += 1
         self.highest = 0
         """The highest count of any bit; 0 if no bit is set."""
-        having_it = -1
+        self.having_highest = -1 if planes else 0
+        """The bits that have it; 0 if no bit is set."""
         for p in reversed(range(len(planes))):
-            if having_it & planes[p]:
-                having_it &= planes[p]
+            if having_it := self.having_highest & planes[p]:
+                self.having_highest = having_it
                 self.highest |= 1 << p
 
     def at_least(self, count: int) -> int:

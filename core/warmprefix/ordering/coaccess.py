@@ -175,9 +175,14 @@ class CoAccessPolicy:
         if counter.highest:
             # The requests of the window, each as many times as its weight. The copies stand next to each other in one
             # bitset, a window apart, so that one `bit_count` adds up weights.
-            for level in range(_LEVELS, 0, -1):
-                similar = similar << size | counter.at_least(-(-counter.highest * level // _LEVELS))
-            requests = [similar & (held | held << size | held << 2 * size) if held else 0 for held in requests]
+            similar = least = counter.having_highest
+            for level in range(_LEVELS - 1, 0, -1):
+                least = counter.at_least(-(-counter.highest * level // _LEVELS))
+                similar = similar << size | least
+            requests = [
+                similar & (held | held << size | held << 2 * size) if (held := every & least) else 0
+                for every in requests
+            ]
         place = _LEVELS * size
         for request in waiting:
             sharing = [i for i, key in enumerate(keys) if key in request]
@@ -197,7 +202,7 @@ class CoAccessPolicy:
         if not counter.highest:
             return ()
         here = set(keys)
-        tail = self._tails[self._window.latest(counter.at_least(counter.highest))]
+        tail = self._tails[self._window.latest(counter.having_highest)]
         return [(len(here & part), len(part)) for part in tail]
 
     def _learn_returns(self, served: Sequence[ServedBlock], ranked: Sequence[ServedBlock], demand: _Demand) -> None:
@@ -268,15 +273,14 @@ class _Demand(NamedTuple):
         """
         if not self.similar:
             return 0.0
-        value, chance, common = 0.0, 1.0, self.similar
+        value, chance, common, trust = 0.0, 1.0, self.similar, self.trust
+        requests = common.bit_count()
         for place, i in enumerate(order):
-            holders = self.holders[i]
-            chance *= (self.trust * self.chances[i] + (holders & common).bit_count()) / (
-                self.trust + common.bit_count()
-            )
+            common &= self.holders[i]
+            before, requests = requests, common.bit_count()
+            chance *= (trust * self.chances[i] + requests) / (trust + before)
             if chance < _NEGLIGIBLE:
                 break
-            common &= holders
             if place >= held:
                 value += chance * self.tokens[i]
         return value

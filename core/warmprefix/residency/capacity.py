@@ -360,6 +360,8 @@ class ReuseClock:
 
     def used_after(self, request: int) -> int:
         """Return the tokens that were last used after a request of the window."""
+        if request == self.now:
+            return 0
         before, latest = self._used_to(request), self._used_to(self.now)
         return latest - before if request % self.window <= self.now % self.window else self._total - before + latest
 
