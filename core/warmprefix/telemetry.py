@@ -265,7 +265,7 @@ class PlannerMetrics:
         """Add a plan and its order of distinct blocks to the counters; the caller holds the lock."""
         counts = self.counts
         counts["plans"] += 1
-        counts["planned_tokens"] += plan.total_tokens
+        counts["planned_tokens"] += sum([planned.block.tokens for planned in plan.blocks])
         counts["resident_tokens"] += plan.resident_tokens
         counts["reordered_plans"] += [*order] != [*range(len(order))]
         counts["note_tokens"] += plan.note_tokens

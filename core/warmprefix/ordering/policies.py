@@ -108,12 +108,12 @@ class PrefixView:
 
     def match_prefixes(self, *orders: Sequence[BlockView]) -> list[PrefixMatch]:
         """Return `match_prefix` of each order."""
-        if not (self.runs or self.in_flight or self.after):  # as below, for most requests
-            return [self.tree.match_prefix([block.fingerprint for block in blocks]) for blocks in orders]
         parts = [self.single_blocks(blocks) if self.runs else (blocks, ()) for blocks in orders]
         keys = [[block.fingerprint for block in single] for single, _ in parts]
-        flights = self._flights() if self.in_flight else ()
-        matches = [self.tree.match_prefix([*self.after, *own]) for own in keys]
+        matches = [self.tree.match_prefix([*self.after, *own] if self.after else own) for own in keys]
+        if not (self.runs or self.in_flight or self.after):
+            return matches
+        flights = self._flights()
         if self.after:
             placed = self.tree.match_prefix(self.after)
             matches = [PrefixMatch(held.blocks - placed.blocks, held.tokens - placed.tokens) for held in matches]

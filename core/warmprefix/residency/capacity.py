@@ -360,8 +360,6 @@ class ReuseClock:
 
     def used_after(self, request: int) -> int:
         """Return the tokens that were last used after a request of the window."""
-        if request == self.now:
-            return 0
         before, latest = self._used_to(request), self._used_to(self.now)
         return latest - before if request % self.window <= self.now % self.window else self._total - before + latest
 
@@ -445,7 +443,7 @@ class ReuseTree(StampedTree[Hashable]):
                 # A later prompt parted from this one here. It took its place if they share enough.
                 lives = lives and (used < 0 or held < _LEAST_SHARED * (held + node.reach))
                 used = node.used
-                distance = self.clock.used_after(used)
+                distance = self.clock.used_after(used) if used < self.clock.now else 0
             for tokens in node.tokens[:shared]:
                 held += tokens
                 distance += tokens
