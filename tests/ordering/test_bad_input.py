@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from warmprefix.ordering import CoAccessPolicy
-from warmprefix.ordering.access import AccessWindow
+from warmprefix.ordering.coaccess import AccessWindow
 from warmprefix.prefix import PrefixTree
 from warmprefix_baselines.context_index import ContextIndex, ContextIndexPolicy
 from warmprefix_baselines.policies import FrequencyPolicy, RecencyPolicy

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warmprefix.ordering.access import AccessWindow
+from warmprefix.ordering.coaccess import AccessWindow
 
 requests = st.lists(st.sampled_from("ABCDE"), unique=True, max_size=5)
 

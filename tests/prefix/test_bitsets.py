@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warmprefix.ordering.access import BitCounter
+from warmprefix.ordering.coaccess import BitCounter
 
 bitsets = st.lists(st.integers(0, 2**70 - 1) | st.just(0) | st.just(2**70 - 1), max_size=20)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from warmprefix.ordering.access import AccessWindow
-from warmprefix.ordering.coaccess import CoAccessPolicy
+from warmprefix.ordering.coaccess import AccessWindow, CoAccessPolicy
 from warmprefix.ordering.policies import (
     BlockView,
     OrderingPolicy,
