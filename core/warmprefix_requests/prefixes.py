@@ -87,6 +87,7 @@ def visible_end(text: str, end: int) -> int:
 
 def _end(leaves: Sequence[tuple[TextPath, str]], texts: Sequence[str]) -> tuple[TextPath, int] | None:
     at = end = 0
+    begin = -1
     for text in texts:
         while at < len(leaves) and (begin := leaves[at][1].find(text, end)) < 0:
             at, end = at + 1, 0

@@ -148,10 +148,10 @@ def test_other_conversations_and_tenants_hold_nothing() -> None:
 
 def test_the_wording_can_be_changed() -> None:
     planner = ContextPlanner(templates=Templates(again="Siehe oben: {openings}."))
-    for _ in range(2):
-        with planner.planning([ADA], conversation="chat", placement="tail") as plan:
-            pass
-    assert plan.render() == 'Siehe oben: "Ada Lovelace wrote the first".'
+    with planner.planning([ADA], conversation="chat", placement="tail"):
+        pass
+    with planner.planning([ADA], conversation="chat", placement="tail") as plan:
+        assert plan.render() == 'Siehe oben: "Ada Lovelace wrote the first".'
     with pytest.raises(ValueError, match="again must have words"):
         Templates(again="{openings}")
 

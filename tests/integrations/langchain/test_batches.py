@@ -49,7 +49,8 @@ both = pytest.mark.parametrize("run", [batch, abatch])
 async def test_an_input_begins_with_what_a_later_one_shares(planner: ContextPlanner, run: Batch, is_dict: bool) -> None:
     chain: Runnable[Any, Any] = RunnableLambda(documents) | context_reuse(planner)
     if is_dict:
-        chain = RunnableLambda(lambda names: {"context": documents(names), "input": "?"}) | context_reuse(planner)
+        asked = RunnableLambda[str, Any](lambda names: {"context": documents(names), "input": "?"})
+        chain = asked | context_reuse(planner)
     first, _, second = await run(chain, ["abcdef", "uvw", "xeyf"])
     assert set(order(first)[:2]) == {"e", "f"}
     assert order(second)[:2] == order(first)[:2]
