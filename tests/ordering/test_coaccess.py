@@ -64,6 +64,16 @@ def test_default_trust_stays_where_nothing_recurs() -> None:
     assert (learned, policy.trust) == (0, 11)
 
 
+def test_ghosts_take_no_memory_between_the_periods_that_they_are_served() -> None:
+    _, policy = served(news(1_023), None)
+    assert policy._ghosts is not None
+    assert len(policy._ghosts._trees) == 3
+    _, policy = served(news(1_025), None)
+    assert policy._ghosts is not None
+    assert policy._ghosts._trees == []
+    assert policy.trust == 100
+
+
 def test_trust_that_is_given_stays() -> None:
     _, policy = served(news(200), 3)
     assert policy.trust == 3

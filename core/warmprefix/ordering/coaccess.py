@@ -371,6 +371,8 @@ class _TrustGhosts:
     def are_due(self) -> bool:
         """Count a request; return True if the ghosts serve it: the first ones, and as many of each later period."""
         self._requests += 1
+        if self._requests % _PERIOD == _SERVED:
+            self._trees.clear()  # they would be old by the next period
         return self._requests > _LEAST_LEARNED and self._requests % _PERIOD < _SERVED
 
     def serve(self, demand: _Demand, keys: Sequence[bytes], capacity: int | None, note: int) -> None:
