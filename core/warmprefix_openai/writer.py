@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from warmprefix import Branch
@@ -91,9 +91,23 @@ class LinkWriter:
                 tracker.count("unknown_plans")
             elif (sent := plan_in_context(tracker.book)) is not None:
                 return self._opened(request, sent, by_name=False)
+            if self._priorities.processor(None) is not None and (asked := _read(request)) is not None:
+                processors = [*self._of_others(request, asked)]
+                if processors:
+                    return Opening(remade(request, prepared(asked, processors).content))
         except Exception:
             tracker.degrade("a request could not be prepared for its plan")
         return Opening(request if named is None else remade(request, body_of(request)))
+
+    def _of_others(self, request: Any, asked: OutgoingRequest) -> Iterator[Processor]:
+        """Yield what adds a priority to a request without a plan, whose end the engine would evict first.
+
+        Nothing can take it back after a refusal, so it takes a request with one that was answered.
+        """
+        process = self._priorities.processor(None)
+        model = asked.body.get("model")
+        if process is not None and self._refusals.takes(str(request.url), model, None, ("retention",)):
+            yield process
 
     def carried(self, request: Any, opening: Opening, plan: ContextPlan) -> Opening:
         """Return the opening of a request with its plan without blocks. Never raises."""
@@ -107,11 +121,10 @@ class LinkWriter:
         return opening
 
     def _opened(self, request: Any, sent: SentPlan, *, by_name: bool) -> Opening:
-        tracker, content = self.tracker, body_of(request)
-        asked = None if content is None else read_call(request.method, request.url.path, request.headers, content)
+        tracker, asked = self.tracker, _read(request)
         if asked is None:
             tracker.count("unmatched")
-            return Opening(remade(request, content) if by_name else request)
+            return Opening(remade(request, body_of(request)) if by_name else request)
         plan, outcome = sent.plan, "unmatched"
         if plan is not None and not by_name and not holds_blocks(asked.prompt, plan):
             plan = None
@@ -146,6 +159,8 @@ class LinkWriter:
                 optional["marks"] = with_marks(self.marker, plan.scope.tenant, plan)
             if (prioritised := self._priorities.processor(plan)) and self.tracker.metrics.may_prioritise(request.url):
                 optional["retention"] = prioritised
+        else:
+            processors += self._of_others(request, asked)
         outgoing = prepared(asked, processors, optional)
         is_salted = takes_salt and sent.cache_salt is not None and self._isolation == "cache_salt"
         salted = asked.route if is_salted else None
@@ -174,6 +189,11 @@ class LinkWriter:
         if self.tracker.planner.profile.eviction == "priority":
             return self._touches is not False and metrics.may_prioritise(request.url)
         return metrics.shows(request.url) if self._touches is None else self._touches
+
+
+def _read(request: Any) -> OutgoingRequest | None:
+    content = body_of(request)
+    return None if content is None else read_call(request.method, request.url.path, request.headers, content)
 
 
 def _carried(asked: OutgoingRequest, sent: SentPlan) -> CarriedTurn | None:

@@ -49,6 +49,10 @@ class FieldRefusals:
         """Return True if a request with these optional fields need not be tried."""
         return self.accepts(_key(endpoint, model, tenant, fields)) is False
 
+    def takes(self, endpoint: str, model: object, tenant: str | None, fields: Sequence[str]) -> bool:
+        """Return True if a request with these optional fields was answered lately."""
+        return self.accepts(_key(endpoint, model, tenant, fields)) is True
+
     def accepts(self, key: bytes) -> bool | None:
         """Return whether the endpoint takes the fields of an attempt; None if that is open."""
         state = self._states.get(key)

@@ -469,6 +469,22 @@ def test_a_refused_priority_is_counted_and_left_out(scripted: Any, reply: Any, c
     assert ["priority" in seen.body for seen in scripted.seen] == [True, False, True, False, False]
 
 
+def test_requests_without_a_plan_are_not_evicted_first(scripted: Any, reply: Any, completion_reply: Any) -> None:
+    planner = RetainingPlanner()
+    scripted.script.append(completion_reply)
+    other: Json = {"model": "warmprefix-emulator", "messages": [{"role": "user", "content": "Hi."}]}
+    with EngineLink(planner, touches=False) as link:
+        options: Json = {"base_url": scripted.base_url, "api_key": "none", "max_retries": 0}
+        with openai.OpenAI(http_client=link.http_client(), **options) as client:
+            client.chat.completions.create(**other)  # it is not known yet whether the engine takes one
+            client.chat.completions.create(**options_of(link, planner.plan(BLOCKS, order_locked=True)))
+            client.chat.completions.create(**other)
+            client.chat.completions.create(**{**other, "model": "another"})
+            with link.sending(planner.plan(BLOCKS, order_locked=True)):
+                client.chat.completions.create(**other)
+    assert ["priority" in seen.body for seen in scripted.seen] == [False, True, True, False, True]
+
+
 def test_an_engine_beside_one_that_evicts_by_priority_gets_neither_priorities_nor_touches(
     scripted: Any, completion_reply: Any
 ) -> None:
