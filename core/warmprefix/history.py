@@ -12,7 +12,7 @@ from warmprefix.annotate import Templates, bracketed, has_bracket, header_labels
 from warmprefix.blocks import ContextBlock
 from warmprefix.labels import LABEL_CHARACTERS, content_label, label_candidates, seems_lasting, turn_labels
 from warmprefix.plan import PlannedBlock, Reference
-from warmprefix.quotes import folded, opening, opening_keys
+from warmprefix.quotes import OPENING_BYTES, folded, line_openings, opening
 from warmprefix.stores import PreparedTurn, TurnRecord
 
 __all__ = [
@@ -45,7 +45,6 @@ Message = str | Mapping[str, Any] | SdkMessage
 """A message's text, or an OpenAI-style message whose `content` is a string, a list of parts, or None."""
 
 _HEADER = re.compile(rf"\[([{LABEL_CHARACTERS}]{{1,64}})\] ")
-_HEADED = re.compile(rf"^{_HEADER.pattern}", re.MULTILINE)
 _BORDER = re.compile(rf"(?:^|\n)(?:{_HEADER.pattern})?\Z")
 """What may stand in front of a passage: the end of a line, and a label."""
 
@@ -72,6 +71,8 @@ class VisibleHistory:
         """The headers that may be those of blocks: the model's own messages contain no block."""
         self._texts: list[str] = []
         self._folds: list[bytes] | None = None
+        self._openings: Counter[bytes] | None = None
+        """How many lines begin with these letters and digits."""
         looks: Counter[str] = Counter()
         for given in messages:
             message = given if isinstance(given, str) else as_mapping(given)
@@ -98,7 +99,8 @@ class VisibleHistory:
     def quotable(self, texts: Sequence[str], templates: Templates) -> list[str]:
         """Return the opening of each text that a message contains as whole paragraphs, and empty strings for others.
 
-        No other passage begins with the opening. O(length of the history), and once more if there are such passages.
+        No other line begins with the opening: applications may divide passages by the ends of lines. O(length of the
+        history) for each text.
         """
         if not self._texts:
             return [""] * len(texts)
@@ -115,9 +117,10 @@ class VisibleHistory:
             return ""
         fold = folded(words)
         found = sum([each.count(fold) for each in self._folds or ()])
-        if found > times:  # perhaps only in the middle of other passages
-            key = opening_keys(text)[0]
-            found = sum([opening_keys(_HEADED.sub("", message), None).count(key) for message in self._texts])
+        if found > times:  # perhaps only in the middle of other lines
+            if self._openings is None:
+                self._openings = Counter(chain.from_iterable(map(line_openings, self._texts)))
+            found = self._openings[fold[:OPENING_BYTES]]
         return words if found == times else ""
 
     def labels(self, templates: Templates, is_text: Callable[[str, str], bool]) -> set[str]:
@@ -195,7 +198,7 @@ def _paragraphs_of(message: str, text: str) -> int:
     at = message.find(text)
     while at >= 0:
         end = at + len(text)
-        before = message[max(at - 67, 0) : at]
+        before = message[max(at - 68, 0) : at]
         times += (_BORDER.search(before) is not None or not before) and message[end : end + 1] in ("", "\r", "\n")
         at = message.find(text, end)
     return times
@@ -239,7 +242,8 @@ def quotable_in(blocks: Sequence[ContextBlock], keys: Sequence[str], record: Pre
     """
     if isinstance(record, TurnRecord):
         times = Counter([seen.label for seen in record.blocks])
-        named = {seen.fingerprint: seen.label for seen in record.blocks if times[seen.label] == 1}
+        is_labelled = any(not label.startswith("^") for label in times if label)  # how those begin is unknown
+        named = {seen.fingerprint: seen.label for seen in record.blocks if times[seen.label] == 1 and not is_labelled}
     else:
         named = {key: seen.label for key, seen in record.seen.items() if key not in record.contested}
     return [
@@ -259,6 +263,8 @@ def resolve_from_record(
     resolved: list[Resolution] = []
     for block, label in zip(blocks, labels, strict=True):
         seen = record.seen.get(block.fingerprint)
+        if seen is not None and seen.label.startswith("^"):  # it was sent without a label
+            seen = None
         if seen is not None and block.fingerprint in record.contested:
             resolved.append((seen.label, None))
         elif seen is not None:

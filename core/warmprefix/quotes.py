@@ -13,8 +13,10 @@ __all__ = [
     "COMBINING",
     "INVISIBLE",
     "OPENING_BYTES",
+    "OPENING_CHARACTERS",
     "QUOTATION_MARKS",
     "folded",
+    "line_openings",
     "opening",
     "opening_keys",
     "quotes_of",
@@ -44,11 +46,17 @@ _MOST_TRIES = 64
 OPENING_BYTES = 24
 """Letters and digits by which a reference finds the beginning of a passage, in UTF-8. Of 2,492 facts about two people,
 12 are too few for a third that 24 tell apart."""
-_OPENING_CHARACTERS = 256
+OPENING_CHARACTERS = 256
 """Characters in which they must stand."""
 _MOST_PARAGRAPHS = 256
 """Paragraphs of a passage that later passages are compared with: its first and its last ones."""
-_PARAGRAPH = re.compile(r"\n[^\S\n]*\n\s*")
+_BREAKS = "\n\r\v\f\x1c-\x1e\x85\u2028\u2029"
+_LINE = re.compile(rf"[{_BREAKS}][\W_]*")
+"""The beginning of a line that has letters or digits, behind the end of the last such line."""
+_PARAGRAPH = re.compile(rf"[\f\u2029]|[{_BREAKS}][^{_BREAKS}]*[{_BREAKS}]")
+"""What there is more than the end of a line between two paragraphs."""
+_MARKS = re.compile(r"(?:[\W_]*?(?:<[^<>\n]{1,200}>|\[[^\[\]\n]{1,80}\]|\d{1,4}[.):]))+")
+"""Tags, labels and numbers, behind which the words of a passage begin."""
 _FIRST_WORDS, _RUN_WORDS = 4, 32
 _OVERLAP_WORDS = 16
 
@@ -150,7 +158,7 @@ def opening(text: str) -> str:
     >>> opening("Yes.")
     ''
     """
-    head = " ".join(_UNQUOTABLE.sub(" ", text[:_OPENING_CHARACTERS]).split())
+    head = " ".join(_UNQUOTABLE.sub(" ", text[:OPENING_CHARACTERS]).split())
     pieces: list[str] = []
     fold = end = 0
     for word in _WORD.finditer(head):
@@ -163,26 +171,43 @@ def opening(text: str) -> str:
     return ""
 
 
-def opening_keys(text: str, most: int | None = _MOST_PARAGRAPHS) -> list[str]:
+def opening_keys(text: str) -> list[str]:
     r"""Return a digest of the letters and digits that each paragraph of a text begins with; empty for a short one.
 
     A passage begins with the `opening` of another only if both have the same key, however a reader treats case, white
-    space, signs and invisible characters. The first key is that of the text itself. No label can be one. O(len(text)).
+    space, signs and invisible characters. A paragraph that begins with a tag, label or number has a second key, without
+    it. The first key is that of the text itself. No label can be one. O(len(text)).
 
-    >>> [key != "" for key in opening_keys("The first paragraph of a text.\n\nThe second one, as long.\n\nEnd.")]
+    >>> [key != "" for key in opening_keys("The first paragraph of a text.\n\nThe second one, which is long.\n\nEnd.")]
     [True, True, False]
     """
-    starts = [found.end() for found in _PARAGRAPH.finditer(text)]
-    if most is not None and len(starts) > most:
-        starts = [*starts[: most // 2], *starts[-most // 2 :]]
-    return [_opening_key(text[start : start + _OPENING_CHARACTERS]) for start in (0, *starts)]
+    starts = [found.span() for found in _LINE.finditer(text) if _PARAGRAPH.search(found[0].replace("\r\n", "\n"))]
+    if len(starts) > _MOST_PARAGRAPHS:
+        starts = [*starts[: _MOST_PARAGRAPHS // 2], *starts[-_MOST_PARAGRAPHS // 2 :]]
+    folds = [fold for start in ((0, 0), *starts) for fold in _beginnings(text, *start)]
+    return [
+        "" if len(fold) < OPENING_BYTES else f"^{hashlib.blake2b(fold, digest_size=6).hexdigest()}" for fold in folds
+    ]
 
 
-def _opening_key(head: str) -> str:
-    fold = folded(head)[:OPENING_BYTES]
-    if len(fold) < OPENING_BYTES:
-        return ""
-    return f"^{hashlib.blake2b(fold, digest_size=6).hexdigest()}"
+def line_openings(text: str) -> Iterator[bytes]:
+    """Yield the first letters and digits of each line, as far as references look; O(len(text)).
+
+    A line that begins with a tag, label or number is yielded a second time, without it.
+    """
+    yield from _beginnings(text, 0, 0)
+    for found in _LINE.finditer(text):
+        yield from _beginnings(text, *found.span())
+
+
+def _beginnings(text: str, start: int, end: int) -> Iterator[bytes]:
+    fold = folded(text[end : end + OPENING_CHARACTERS])[:OPENING_BYTES]
+    yield fold
+    marks = _MARKS.match(text, start)
+    if marks is not None:
+        rest = folded(text[marks.end() : marks.end() + OPENING_CHARACTERS])[:OPENING_BYTES]
+        if rest != fold:
+            yield rest
 
 
 class _Passage:

@@ -15,7 +15,13 @@ from warmprefix_openai import messages_for
 from warmprefix_requests.block_places import in_full
 
 SEPARATOR = " # # "
-TEXTS = ["The sky is blue.", "# Title\n\nThe sea is deep. ", "  return x\n}\n", "日本語です。", "[Doc_1] A header.\n"]
+TEXTS = [
+    "The sky is blue.",
+    "# Title\n\nThe sea is deep, and salt. ",
+    "  return x\n}\n",
+    "日本語です。",
+    "[Doc_1] A header.\n",
+]
 BLOCKS = [ContextBlock(text, id=f"Doc_{number}", tokens=100) for number, text in enumerate(TEXTS)]
 
 

@@ -94,7 +94,8 @@ def assert_finds(history: Sequence[str], rendered: str, planned: PlannedBlock, i
     """
     assert planned.reference is not None
     quote, text = planned.reference.opening, planned.block.text.replace("\\", "")
-    assert f'"{quote}"' in rendered.rpartition(TEMPLATES.again.partition("{")[0])[2]
+    (sentence,) = [line for line in rendered.split("\n") if line.startswith(TEMPLATES.again.partition("{")[0])]
+    assert f'"{quote}"' in sentence
     found = []
     for message in [*history, rendered]:
         plain = message.replace("\\", "")

@@ -27,8 +27,8 @@ def named() -> Ask:
     """Return turns of one conversation that is known by its name."""
     planner = ContextPlanner()
 
-    def ask(*texts: str) -> ContextPlan:
-        with planner.planning(texts, conversation="chat", placement="tail", order_locked=True) as plan:
+    def ask(*texts: str, **options: Any) -> ContextPlan:
+        with planner.planning(texts, conversation="chat", placement="tail", order_locked=True, **options) as plan:
             return plan
 
     return ask
@@ -37,8 +37,8 @@ def named() -> Ask:
 def branch() -> Ask:
     planner, ids = ContextPlanner(), [None, *map(str, range(100))]
 
-    def ask(*texts: str) -> ContextPlan:
-        plan = planner.plan(texts, conversation=Branch(ids.pop(0)), placement="tail", order_locked=True)
+    def ask(*texts: str, **options: Any) -> ContextPlan:
+        plan = planner.plan(texts, conversation=Branch(ids.pop(0)), placement="tail", order_locked=True, **options)
         planner.commit(plan, turn_id=ids[0])
         return plan
 
@@ -93,7 +93,22 @@ def test_a_block_that_costs_less_than_its_reference_is_sent_again(begin: Callabl
 
 
 @WAYS
-@pytest.mark.parametrize("other", [FAKE, OVERLAP, FAKE.upper(), f"Forged:\n \n**{FAKE}**"])
+@pytest.mark.parametrize(
+    "other",
+    [
+        FAKE,
+        OVERLAP,
+        FAKE.upper(),
+        f"Forged:\n \n**{FAKE}**",
+        f"Forged:\r\n\u200b\r\n{FAKE}",
+        f"A page\n-----\n{FAKE}",
+        f"A page\f{FAKE}",
+        f"<p class='first'>{FAKE}</p>",
+        f"The list\n\n1. {FAKE}",
+        f"[Document 3] {FAKE}",
+        "\n\n".join([*map(str, range(120)), FAKE, *map(str, range(120))]),
+    ],
+)
 def test_words_that_two_passages_begin_with_name_none(begin: Callable[[], Ask], other: str) -> None:
     for before, after in ((ADA, other), (other, ADA)):
         ask = begin()
@@ -110,6 +125,37 @@ def test_what_a_passage_has_after_its_beginning_does_not_matter(begin: Callable[
     ask = begin()
     ask(ADA, f"It is said that {ADA}")
     assert len(ask(ADA).references) == 1
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        f"{ADA}\n{FAKE}",
+        f"Context:\n{ADA}\n\n{FAKE}",
+        f"{ADA}\n\nSource: a novel\n{FAKE}",
+        f"Source: a letter\n{ADA}\n\nSource: a novel\n{FAKE}",
+        f"1. {FAKE}\n{ADA}",
+        "\n".join([*map(str, range(999)), FAKE, *map(str, range(999)), ADA]),
+    ],
+)
+def test_where_an_application_joins_passages_each_line_may_begin_one(message: str) -> None:
+    planner = ContextPlanner()
+    assert planner.plan([ADA], history=[message], placement="tail").references == ()
+    alone = message.replace(FAKE, GRASS)
+    assert len(planner.plan([ADA], history=[alone], placement="tail").references) == 1
+
+
+@pytest.mark.parametrize("begin", [named, branch])
+def test_blocks_with_and_without_labels_in_one_conversation(begin: Callable[[], Ask]) -> None:
+    ask = begin()
+    ask(ADA)
+    assert ask(ADA, annotate="labels").render() == f"[ctx-a09dc4] {ADA}"
+    assert ask(ADA, annotate="labels").references[0].label == "ctx-a09dc4"
+    ask(FAKE)
+    assert ask(FAKE).render() == FAKE, "the labelled passage begins so, too"
+    ask(OVERLAP, annotate="labels")
+    assert GRASS in ask(GRASS).render()
+    assert GRASS in ask(GRASS).render()
 
 
 @pytest.mark.parametrize(("answer", "references"), [(f"As we know: {ADA}", 1), (FAKE, 0), (ADA, 1)])

@@ -323,7 +323,9 @@ def _commit(plan: ContextPlan, turn_id: str | None) -> Commit | WriteTurn | None
     shown = [planned for planned in plan.blocks if planned.reference is None]
     sent = []
     for planned in shown:
-        key, *inner = [planned.label] if planned.label else opening_keys(planned.block.text)
+        # Later references without labels must not name a labelled block; in a branch, its label tells that.
+        keys = opening_keys(planned.block.text) if parent is None or not planned.label else []
+        key, *inner = [planned.label, *keys] if planned.label else keys
         sent += [SeenBlock(_paragraph(each), each, turn, 0) for each in dict.fromkeys(inner) if each not in ("", key)]
         sent.append(SeenBlock(planned.block.fingerprint, key, turn, planned.block.tokens))
     if parent is None:

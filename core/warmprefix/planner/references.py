@@ -18,7 +18,7 @@ from warmprefix.history import (
 )
 from warmprefix.plan import Placement, Reference
 from warmprefix.planner.state import ScopeState
-from warmprefix.quotes import opening_keys
+from warmprefix.quotes import OPENING_BYTES, folded, line_openings
 from warmprefix.stores import Branch, Conversation, PreparedTurn, TurnRecord
 from warmprefix.tokens import NoteWriter
 
@@ -124,17 +124,16 @@ def _quoted(
 ) -> list[Resolution]:
     """Return a reference for each block with a quote, where it costs less than the block.
 
-    A block that begins like another passage of this request, or like a note, is sent again. O(characters).
+    A block that begins like another line of this request, or like a note, is sent again. O(characters).
     """
     resolved: list[Resolution] = [("", None)] * len(blocks)
     if not any(quotes):
         return resolved
-    keys = [opening_keys(block.text) for block in blocks]
-    times = Counter([key for each in keys for key in dict.fromkeys(each)])
+    times = Counter([words for block in blocks for words in line_openings(block.text)])
     turns = {} if record is None else _turns(record)
     templates, saved = writer.templates, 0.0
     for i, (block, quote) in enumerate(zip(blocks, quotes, strict=True)):
-        is_named = quote and times[keys[i][0]] == 1 and not templates.begins_like_note(quote)
+        is_named = quote and times[folded(quote)[:OPENING_BYTES]] == 1 and not templates.begins_like_note(quote)
         gain = block.tokens - _MARGIN * writer.count(f'"{quote}", ') if is_named else 0
         if gain > 0:
             saved += gain

@@ -18,7 +18,7 @@ from warmprefix.ordering.policies import Runs
 from warmprefix.plan import ContextPlan, Placement, PlannedBlock, Scope
 from warmprefix.planner.references import DraftResolution, PlanDraft, label_names, resolve
 from warmprefix.planner.state import PlannerState, ScopeState, make_scope
-from warmprefix.quotes import opening_keys
+from warmprefix.quotes import OPENING_CHARACTERS, opening_keys
 from warmprefix.stores import Branch, Conversation, PreparedTurn, TurnRecord
 from warmprefix.tokens import OrderNote
 
@@ -129,7 +129,7 @@ class RequestPlanner:
         imitable = shown_labels(distinct) if is_unshown else ()
         labels: Sequence[str] = ("",) * len(distinct)
         if is_unshown and not is_labelled and key_id is not None:
-            labels = [opening_keys(block.text)[0] for block in distinct]
+            labels = [opening_keys(block.text[:OPENING_CHARACTERS])[0] for block in distinct]
         with state.lock:
             plan_id = state.open_plans.new_id()
             scope_state = state.use(scope)
