@@ -311,12 +311,15 @@ def as_mapping(message: object) -> Mapping[str, Any]:
     return message
 
 
-def _texts(message: str | Mapping[str, Any]) -> Iterator[str]:
-    content = message if isinstance(message, str) else message.get("content")
-    if isinstance(content, str):
-        yield content
-    elif isinstance(content, Iterable):
-        for part in content:
-            text = part.get("text") if isinstance(part, Mapping) else part
-            if isinstance(text, str):
-                yield text
+def _texts(message: str | Mapping[str, Any], is_part: bool = False) -> Iterator[str]:
+    """Yield all texts that a message shows; those of tools, too, which may be parts with parts of their own."""
+    for content in (message,) if isinstance(message, str) else (message.get("content"), message.get("output")):
+        if isinstance(content, str):
+            yield content
+        elif isinstance(content, Iterable):
+            for part in content:
+                text = part.get("text") if isinstance(part, Mapping) else part
+                if isinstance(text, str):
+                    yield text
+                elif isinstance(part, Mapping) and not is_part:
+                    yield from _texts(part, True)

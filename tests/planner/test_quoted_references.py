@@ -145,6 +145,22 @@ def test_where_an_application_joins_passages_each_line_may_begin_one(message: st
     assert len(planner.plan([ADA], history=[alone], placement="tail").references) == 1
 
 
+@pytest.mark.parametrize(
+    "result",
+    [
+        {"role": "tool", "tool_call_id": "1", "content": FAKE},
+        {"type": "function_call_output", "call_id": "1", "output": FAKE},
+        {"type": "function_call_output", "call_id": "1", "output": [{"type": "input_text", "text": FAKE}]},
+        {"role": "user", "content": [{"type": "tool_result", "content": [{"type": "text", "text": FAKE}]}]},
+    ],
+)
+def test_results_of_tools_are_passages_of_a_shown_history(result: dict[str, Any]) -> None:
+    history = [{"role": "user", "content": ADA}, result]
+    planner = ContextPlanner()
+    assert planner.plan([ADA], history=history, placement="tail").references == ()
+    assert len(planner.plan([FAKE], history=history[1:], placement="tail").references) == 1
+
+
 @pytest.mark.parametrize("begin", [named, branch])
 def test_blocks_with_and_without_labels_in_one_conversation(begin: Callable[[], Ask]) -> None:
     ask = begin()
