@@ -170,11 +170,14 @@ class Upstreams:
         return engine if given is None else Engine.given(given)
 
     def can_be_touched(self, client: aiohttp.ClientSession, base: str, tenant: str | None) -> bool:
-        """Return True if an upstream answers, and is an engine whose cache a request over a prefix renews."""
+        """Return True if an upstream answers, and is an engine whose cache a request over a prefix renews.
+
+        Only a server of one's own shows its cache: what a host bills by the token is never touched.
+        """
         engine = self.seen_engine(client, base)
         if not self.states[base].answers or engine.name not in _TOUCHED:
             return False
-        if self._evicts_by_priority and base not in self._prioritising:
+        if base not in (self._prioritising if self._evicts_by_priority else self._capacities):
             return False
         is_salted = tenant is not None and self._options.cache_profile.isolation == "cache_salt"
         return not is_salted or engine.takes_salt("chat") is True

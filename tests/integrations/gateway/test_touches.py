@@ -60,7 +60,7 @@ class Forwarder(ScriptedUpstream):
         super().__init__(self.forward)
         self.engine = EmulatorServer(replace(INSTANT, kv_blocks=KEPT // 16, profile=profile))
         self.info = json.dumps(info).encode()
-        self.holds_touches = False
+        self.holds_touches = self.hides_metrics = False
         self.status_of_touches = ""
         self.lacks = b"nothing that is in a body"
         self.computed = 0
@@ -88,6 +88,9 @@ class Forwarder(ScriptedUpstream):
                 await asyncio.sleep(0.01)
         if self.lacks in request.body:
             await answer(b"{}", "503 Service Unavailable")(request, writer)
+            return
+        if request.target == "/metrics" and self.hides_metrics:
+            await answer(b"{}", "404 Not Found")(request, writer)
             return
         if request.target == "/server_info":
             await answer(self.info)(request, writer)
@@ -192,6 +195,12 @@ def test_engines_that_are_not_recognised_get_no_touch(engine: Forwarder, gateway
     assert not engine.touches
 
 
+def test_a_host_that_shows_no_metrics_gets_no_touch(engine: Forwarder, gateway_of: Make) -> None:
+    engine.hides_metrics = True  # it may bill by the token, whatever it says it is
+    ask_all(gateway_of(engine.base_url, reorder=("tags",)), asked())
+    assert not engine.touches
+
+
 def test_touches_go_where_their_context_is(engine: Forwarder, gateway_of: Make) -> None:
     with Forwarder() as other:
         engine.lacks = b"<source>"  # so that contexts are computed at the other one only
@@ -240,8 +249,8 @@ def test_foreign_traffic_costs_nothing(engine: Forwarder, gateway_of: Make) -> N
     assert touched[-1] <= touched[-50] + 2  # they have stopped
 
 
-async def test_thousands_of_scopes_stay_within_their_bytes(upstream: ScriptedUpstream) -> None:
-    office = Office(GatewayOptions((upstream.base_url,), reorder=("tags",), tenant_header="x-tenant", engine="vllm"))
+async def test_thousands_of_scopes_stay_within_their_bytes(engine: Forwarder) -> None:
+    office = Office(GatewayOptions((engine.base_url,), reorder=("tags",), tenant_header="x-tenant", engine="vllm"))
     await office.open()
     usage = {"prompt_tokens": 4_000, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 16}}
     answered = WholeAnswer()
@@ -252,7 +261,9 @@ async def test_thousands_of_scopes_stay_within_their_bytes(upstream: ScriptedUps
         body = body_of([*(long if number % 10 == 0 else ()), f"{number} deep", f"{number} sand"], number)
         asked = await office.ask(body, CHAT, {"content-type": "application/json"}, f"t{number}")
         assert asked is not None
-        office.answered(asked, asked.sent, answered.facts, upstream.base_url, (CHAT.encode(), b""))
+        office.answered(asked, asked.sent, answered.facts, engine.base_url, (CHAT.encode(), b""))
+        while office.upstreams.capacity_tokens is None:  # its metrics are read behind the first answer
+            await asyncio.sleep(0.01)
     assert office.touches is not None
     toucher = office.touches._toucher
     assert 300 < len(toucher._kept) < 2_000
