@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import islice, repeat
@@ -24,6 +23,7 @@ from typing_extensions import Self
 
 from warmprefix import Branch, ContextPlanner
 from warmprefix.annotate import Annotate
+from warmprefix.forks import fork_safe_lock
 from warmprefix.plan import Placement
 from warmprefix_langchain.conversations import ConversationRule
 from warmprefix_langchain.document_labels import NOTE_KEY, ShownIn
@@ -186,7 +186,7 @@ class _WaitingInputs:
         configs = config if isinstance(config, list) else repeat(config)
         self._inputs = zip(inputs, configs, strict=False)  # LangChain refuses lists of another length
         self._step = step
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
         self._announced = ExitStack()
 
     def announce_next(self) -> None:

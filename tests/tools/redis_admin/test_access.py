@@ -45,6 +45,10 @@ RESET = (
 )
 CLUSTER, SENTINELS = "a Cluster", "Sentinels, which have their own users"
 CHAT = Conversation("acme", "chat-42")
+ADA, CHARLES = (
+    f"{name} of the nineteenth century. " * 8
+    for name in ("Ada Lovelace, a mathematician", "Charles Babbage, an inventor")
+)
 SCOPE = Scope("acme", None, None)
 
 Admin = Any
@@ -95,7 +99,7 @@ def test_a_planner_needs_no_more(each_server: Server, admin: Admin, user: User, 
     patient = SharedSettings(redis_url=url, store_budget=10.0)
     with ContextPlanner.from_url(settings=patient) as one, ContextPlanner.from_url(settings=patient) as other:
         for planner, expected in ((one, 0), (other, 2), (one, 2)):
-            with planner.planning(["a", "b"], conversation="chat-42", placement="tail", tenant="acme") as plan:
+            with planner.planning([ADA, CHARLES], conversation="chat-42", placement="tail", tenant="acme") as plan:
                 assert len(plan.references) == expected
         assert one.abandon(other.plan(["c"], conversation="chat-42", placement="tail", tenant="acme")) is False
         for planner in (one, other):

@@ -25,6 +25,7 @@ from warmprefix_redis.settings import SharedSettings
 CERTIFICATES = Path(__file__).parent / "tls"
 AUTHORITY = CERTIFICATES / "authority.pem"
 CHAT = Conversation("acme", "chat-42")
+ADA = "Ada Lovelace wrote the first published algorithm."
 
 
 class TlsFront:
@@ -87,7 +88,12 @@ def front(server: Server) -> Iterator[TlsFront]:
 def test_a_planner_speaks_tls(front: TlsFront, server: Server) -> None:
     url = f"rediss://127.0.0.1:{front.port}/0?ssl_ca_certs={AUTHORITY}&ssl_check_hostname=true"
     with ContextPlanner.from_url(settings=SharedSettings(redis_url=url, store_budget=10.0)) as planner:
-        with planner.planning(["a"], conversation="chat-42", placement="tail", tenant="acme"):
+        with planner.planning(
+            ["Ada Lovelace wrote the first published algorithm."],
+            conversation="chat-42",
+            placement="tail",
+            tenant="acme",
+        ):
             pass
         assert planner.stats().store_errors == 0
     assert front.handshakes > 0
@@ -101,7 +107,12 @@ def test_a_planner_speaks_tls(front: TlsFront, server: Server) -> None:
 async def test_tasks_speak_tls(front: TlsFront) -> None:
     url = f"rediss://127.0.0.1:{front.port}?ssl_ca_certs={AUTHORITY}&ssl_check_hostname=true"
     async with ContextPlanner.from_url(settings=SharedSettings(redis_url=url, store_budget=10.0)) as planner:
-        async with planner.planning(["a"], conversation="chat-42", placement="tail", tenant="acme"):
+        async with planner.planning(
+            ["Ada Lovelace wrote the first published algorithm."],
+            conversation="chat-42",
+            placement="tail",
+            tenant="acme",
+        ):
             pass
         assert planner.stats().store_errors == 0
     assert front.handshakes > 0
