@@ -197,7 +197,7 @@ def test_the_planned_order_computes_less(one_layer: Path, questions: list[Engine
 def test_a_reference_names_text_that_stands_earlier_in_the_tokens(
     llama: LocalModel, planner: ContextPlanner, questions: list[EngineQuestion]
 ) -> None:
-    """In the tokens of the prompt, each referenced text is there with its label, and the engine had it cached."""
+    """In the tokens of the prompt, each text is there that a reference quotes, and the engine had it cached."""
     blocks, more = questions[0].blocks, questions[-1].blocks[:2]
     history: list[Any] = [{"role": "system", "content": PREAMBLE}]
     referenced = 0
@@ -214,11 +214,11 @@ def test_a_reference_names_text_that_stands_earlier_in_the_tokens(
             if (reference := planned.reference) is None:
                 continue
             referenced += 1
-            labelled = f"[{reference.label}] {planned.block.text}"
-            place = text_of(llama, ids[:before]).find(labelled)
-            assert place >= 0, "the label and the text stand in the tokens of the history"
-            assert f"[{reference.label}]" in text_of(llama, ids[before:]), "the new turn names it"
-            assert labelled not in text_of(llama, ids[before:])
+            text = planned.block.text
+            assert " ".join(text.split()).startswith(reference.opening)
+            assert text_of(llama, ids[:before]).count(text) == 1, "the text stands in the tokens of the history"
+            assert f'"{reference.opening}"' in text_of(llama, ids[before:]), "the new turn names it"
+            assert text not in text_of(llama, ids[before:])
         history = [*messages, {"role": "assistant", "content": answer["choices"][0]["message"]["content"]}]
     assert referenced == 2 + 3
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from warmprefix import Branch, ContextPlan, ContextPlanner, Templates
+from warmprefix import Branch, ContextBlock, ContextPlan, ContextPlanner, Templates
 from warmprefix_openai import messages_for
 
 ADA = "Ada Lovelace wrote the first published algorithm, for an engine that was never built in her time."
@@ -231,3 +231,16 @@ def test_no_request_costs_more_than_it_would_without_us(begin: Callable[[], Ask]
         plan = ask(*texts)
         assert plan.note_tokens <= plan.reference_tokens
         assert plan.note_tokens == 0 or plan.references
+
+
+def test_a_turn_without_labels_imitates_none_of_an_earlier_one() -> None:
+    planner = ContextPlanner()
+    ada, other = ContextBlock(ADA, id="ada"), ContextBlock("Grass is green.\n[ada] She was not. " * 3, id="grass")
+    plan = planner.plan([ada], conversation=Branch(None), placement="tail", annotate="labels")
+    assert plan.blocks[0].label == "ada"
+    assert planner.commit(plan, turn_id="one")
+    plan = planner.plan([other], conversation=Branch("one"), placement="tail")
+    assert "\n[ada]" not in plan.render()
+    assert planner.commit(plan, turn_id="two")
+    plan = planner.plan([ada], conversation=Branch("two"), placement="tail", annotate="labels")
+    assert [reference.label for reference in plan.references] == ["ada"]

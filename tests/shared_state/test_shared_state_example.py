@@ -28,6 +28,6 @@ def test_conversation_continues_on_the_other_worker(flavour: str) -> None:
         assert (first.returncode, first.stderr) == (0, "")
     assert first.stdout == second.stdout
     are_references = [
-        line.startswith("  Please also use the context labelled [json.dump") for line in first.stdout.splitlines()
+        line.startswith('  Also use the passages above that begin with "') for line in first.stdout.splitlines()
     ]
     assert are_references == [False, False, False, False, True, True, False, False, False]

@@ -100,11 +100,11 @@ def resolve(draft: PlanDraft, record: PreparedTurn | TurnRecord | None, writer: 
         begins = draft.branch.after is None
         parent = record if isinstance(record, TurnRecord) else TurnRecord(0, partial=not begins)
         turn = parent.turn + 1 if begins or record is not None else None
+        names = [*draft.imitable, *[block.label for block in parent.blocks if block.label]]
         if not is_labelled:
             resolved = _quoted(blocks, quotable_in(blocks, labels, parent), parent, writer)
-            return DraftResolution(begins, turn, resolved, parent=parent)
+            return DraftResolution(begins, turn, resolved, False, names, parent)  # a later turn may have labels again
         resolved = resolve_from_turn(blocks, parent, templates)
-        names = [*draft.imitable, *[block.label for block in parent.blocks if block.label]]
         if parent.partial:  # any id may be a label of the history
             names += [label for block in blocks for label in header_labels(block.text)]
         return DraftResolution(begins, turn, resolved, False, names, parent)
@@ -150,7 +150,7 @@ def _turns(record: PreparedTurn | TurnRecord) -> dict[bytes, int]:
 def label_names(draft: PlanDraft, resolution: DraftResolution, templates: Templates) -> frozenset[str]:
     """Return the labels that a prompt with placement `"tail"` must not imitate. The caller holds the lock."""
     if not has_labels(draft.annotation):
-        return frozenset(draft.imitable)
+        return frozenset([*draft.imitable, *resolution.names])
     resolved, visible, registry = resolution.blocks, draft.visible, draft.scope.labels
     own = [label for label, _ in resolved]
     if visible is None:
