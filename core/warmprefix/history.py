@@ -45,6 +45,8 @@ Message = str | Mapping[str, Any] | SdkMessage
 """A message's text, or an OpenAI-style message whose `content` is a string, a list of parts, or None."""
 
 _HEADER = re.compile(rf"\[([{LABEL_CHARACTERS}]{{1,64}})\] ")
+_NO_LINE_MORE = re.compile(r"\s*(?:\n|\Z)\s*(?:\n|\Z)")
+"""What follows a passage: a line that follows directly may belong to it, as in another version of it."""
 _BORDER = re.compile(rf"(?:^|\n)(?:{_HEADER.pattern})?\Z")
 """What may stand in front of a passage: the end of a line, and a label."""
 
@@ -199,7 +201,7 @@ def _paragraphs_of(message: str, text: str) -> int:
     while at >= 0:
         end = at + len(text)
         before = message[max(at - 68, 0) : at]
-        times += (_BORDER.search(before) is not None or not before) and message[end : end + 1] in ("", "\r", "\n")
+        times += (_BORDER.search(before) is not None or not before) and _NO_LINE_MORE.match(message, end) is not None
         at = message.find(text, end)
     return times
 

@@ -130,7 +130,7 @@ def test_what_a_passage_has_after_its_beginning_does_not_matter(begin: Callable[
 @pytest.mark.parametrize(
     "message",
     [
-        f"{ADA}\n{FAKE}",
+        f"{FAKE}\n{ADA}",
         f"Context:\n{ADA}\n\n{FAKE}",
         f"{ADA}\n\nSource: a novel\n{FAKE}",
         f"Source: a letter\n{ADA}\n\nSource: a novel\n{FAKE}",
@@ -143,6 +143,13 @@ def test_where_an_application_joins_passages_each_line_may_begin_one(message: st
     assert planner.plan([ADA], history=[message], placement="tail").references == ()
     alone = message.replace(FAKE, GRASS)
     assert len(planner.plan([ADA], history=[alone], placement="tail").references) == 1
+
+
+@pytest.mark.parametrize("more", ["\nAnd more.", " And more.", "\r\nAnd more."])
+def test_another_version_that_goes_on_is_another_passage(more: str) -> None:
+    planner = ContextPlanner()
+    assert planner.plan([ADA], history=[f"{ADA}{more}"], placement="tail").references == ()
+    assert len(planner.plan([ADA], history=[f"{ADA}\n \n{GRASS}"], placement="tail").references) == 1
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,9 @@ def resolve(draft: PlanDraft, record: PreparedTurn | TurnRecord | None, writer: 
         turn = parent.turn + 1 if begins or record is not None else None
         names = [*draft.imitable, *[block.label for block in parent.blocks if block.label]]
         if not is_labelled:
-            resolved = _quoted(blocks, quotable_in(blocks, labels, parent), parent, writer)
+            # What a partial record does not know may begin with the same words.
+            quotes = [""] * len(blocks) if parent.partial else quotable_in(blocks, labels, parent)
+            resolved = _quoted(blocks, quotes, parent, writer)
             return DraftResolution(begins, turn, resolved, False, names, parent)  # a later turn may have labels again
         resolved = resolve_from_turn(blocks, parent, templates)
         if parent.partial:  # any id may be a label of the history
