@@ -140,8 +140,9 @@ class Application:
         with self.fan_out.planning(task, conversation=Branch(after=chat.turn)) as plan:
             for planned in plan.blocks:
                 if planned.reference is not None:
-                    label, text = planned.reference.label, planned.block.text
-                    assert chat.text.count(f"\n[{label}] ") == chat.text.count(f"\n[{label}] {text}") > 0
+                    opening, text = planned.reference.opening, planned.block.text
+                    assert text.startswith(opening)
+                    assert chat.text.count(f"\n{opening}") == chat.text.count(f"\n{text}") > 0
             if self.fails:
                 raise ConnectionError("the model did not answer")
             turn = uuid.uuid4().hex

@@ -19,12 +19,6 @@ MISTAKES: list[tuple[Callable[..., Any], type[Exception], str]] = [
         "placement must be 'head' or 'tail', got 'middle'",
     ),
     (
-        lambda: context_reuse(placement="tail", annotate="none"),
-        ValueError,
-        "annotate must be 'auto', 'note', 'labels' or 'both' with placement='tail', which needs labels to refer to, "
-        "got 'none'",
-    ),
-    (
         lambda: context_reuse().invoke({"input": "?"}),
         ValueError,
         "input must have its documents under 'context', got the keys ['input']",
