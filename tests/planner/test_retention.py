@@ -164,6 +164,35 @@ def test_a_path_is_named_once_until_it_is_answered() -> None:
     assert len(named) == len(set(named))
 
 
+def test_a_path_that_a_waiting_request_is_about_to_use_is_not_touched() -> None:
+    planner, engine = planner_of(), Engine()
+    hot = [[ContextBlock(f"hot {number} {i}", tokens=TOKENS) for i in range(3)] for number in range(4)]
+    sets = [{block.fingerprint for block in blocks} for blocks in hot]
+    served: dict[str, Path] = {}
+    others = later = 0
+
+    def touched(scope: Scope) -> Iterator[set[bytes]]:
+        for touch in planner.touches(scope, 9):
+            path = served[touch.plan_id][: touch.blocks]
+            planner.touched(touch, EngineReport(engine.serve(path), touch.tokens))
+            yield set(path)
+
+    for number, blocks in enumerate(requests(600)):
+        plan = planner.plan(blocks)
+        served[plan.id] = keys(plan)
+        found = engine.serve(keys(plan))
+        planner.commit(plan, report=EngineReport(found, TOKENS * len(blocks)))
+        with planner.queued([ContextBlock("new"), *reversed(hot[number % 4])]):
+            for path in touched(plan.scope):
+                assert not path <= sets[number % 4]
+                others += 1
+        for path in touched(plan.scope):
+            assert path <= sets[number % 4]
+            later += 1
+    assert others > 5
+    assert later > 5
+
+
 @pytest.mark.parametrize(
     "profile",
     [
@@ -280,4 +309,4 @@ def test_ghosts_of_thousands_of_scopes_are_bounded() -> None:
         planner.touches(plan.scope)
     retained = planner._state._retained
     assert len(retained) <= 32
-    assert not any(retention._ghosts for retention in retained.values())
+    assert not any(kept._ghosts for kept in retained.values())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -170,8 +170,18 @@ class ScopeRetention:
         blocks, hits = tree.match_hits(keys)
         return Retention(blocks, self._age(bonus, tree.capacity_tokens) * hits)
 
-    def touches(self, scope: Scope, tree: PrefixTree[bytes], capacity: int | None, most: int) -> list[Touch]:
-        """Return the paths to touch now, in a mirror that has this part of the engine's cache."""
+    def touches(
+        self,
+        scope: Scope,
+        tree: PrefixTree[bytes],
+        capacity: int | None,
+        most: int,
+        is_awaited: Callable[[Sequence[bytes]], bool],
+    ) -> list[Touch]:
+        """Return the paths to touch now, in a mirror that has this part of the engine's cache.
+
+        Not those that `is_awaited` finds in a waiting request, whose own use keeps them.
+        """
         bonus = self.choice.best
         if bonus is None or capacity is None or tree.order.now < self._paused_until:
             return []
@@ -183,7 +193,7 @@ class ScopeRetention:
             if node.served_by is not None:
                 keys, tokens = path_to(node)
                 touch = Touch(scope, node.served_by, len(keys), sum(tokens), age * node.hits)
-                if touch[1:3] not in self._named:
+                if touch[1:3] not in self._named and not is_awaited(keys):
                     self._named[touch.plan_id, touch.blocks] = _Named(keys, tokens, touch.priority)
                     found.append(touch)
                     if len(self._named) > _MOST_NAMED:

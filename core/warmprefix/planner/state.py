@@ -151,6 +151,10 @@ class RequestQueue:
         in_flight = [order for _, order in self.flights.values() if not own.isdisjoint(order[:1])]
         return in_flight, list(islice(self.announced.values(), _MOST_WAITING))
 
+    def awaits(self, path: Sequence[bytes]) -> bool:
+        """Return True if an announced request has all blocks of a path, which its order can then begin with."""
+        return any(blocks.issuperset(path) for blocks in self.announced.values())
+
     def start(self, plan_id: str, order: Sequence[bytes]) -> None:
         """Add an open plan whose context opens its prompt."""
         number = next(self._numbers)
@@ -364,7 +368,8 @@ class PlannerState:
             if len(self._retained) > _MOST_RETAINED:
                 self._retained.evict()
             return []
-        return retention.touches(scope, state.tree, state.capacity.share_of(state.tree), most)
+        capacity = state.capacity.share_of(state.tree)
+        return retention.touches(scope, state.tree, capacity, most, state.queue.awaits)
 
     def touched(self, touch: Touch, report: EngineReport) -> None:
         """Count a touch that the engine has answered as a request for its path."""
