@@ -112,7 +112,7 @@ class PlannerStats:
     disabled_plans: int = 0
     """Requests left in relevance order because their engine evidently does not cache."""
     policy_errors: int = 0
-    """Exceptions of the policy; the request stayed in relevance order."""
+    """Exceptions of the policy, whose request stayed in relevance order, or of the ghosts that choose touches."""
     store_errors: int = 0
     """Failed store operations; the request went on without de-duplication."""
     contested_blocks: int = 0

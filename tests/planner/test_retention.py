@@ -13,6 +13,7 @@ import pytest
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner, EngineReport
 from warmprefix.cache_profiles import PROFILES, CacheProfile, MarkRules, llama_cpp
 from warmprefix.plan import Retention, Scope, Touch
+from warmprefix.planner import retention
 
 Path = tuple[bytes, ...]
 TOKENS = 100
@@ -191,6 +192,24 @@ def test_a_path_that_a_waiting_request_is_about_to_use_is_not_touched() -> None:
             later += 1
     assert others > 5
     assert later > 5
+
+
+@pytest.mark.parametrize("profile", ["auto", "priority-eviction"])
+def test_a_failure_of_the_ghosts_does_not_reach_the_caller(profile: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    planner = planner_of(profile)
+
+    def fail(*args: object) -> None:
+        raise ArithmeticError("the ghosts have half learned an order")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(retention, "at_risk", fail)
+        failing = run(planner, Engine())
+    errors = planner.stats().policy_errors
+    assert errors > 1
+    assert not failing.touches
+    assert failing.orders == run(planner_of(profile), Engine(), touches=False).orders
+    assert run(planner, Engine()).touches  # they start again
+    assert planner.stats().policy_errors == errors
 
 
 @pytest.mark.parametrize(

@@ -413,8 +413,12 @@ class PlannerState:
             held = state.tree.insert(keys, tokens, plan_id)
             resident = held.blocks
             retention = self._retained.use(state.scope)
-            if retention is not None:
-                retention.learn(order, held.tokens, state.tree, state.capacity.share_of(state.tree))
+            try:
+                if retention is not None:
+                    retention.learn(order, held.tokens, state.tree, state.capacity.share_of(state.tree))
+            except Exception:
+                self._retained.pop(state.scope)  # it has half learned the order
+                self.metrics.degrade("policy")
             served = [
                 ServedBlock(key, length, rank, i < resident)
                 for i, (key, length, rank) in enumerate(zip(keys, tokens, ranks, strict=True))
