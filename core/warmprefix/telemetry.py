@@ -245,13 +245,14 @@ class PlannerMetrics:
         tenant: str | None,
         model: str | None,
         preamble: str | None,
+        **choice: Any,
     ) -> None:
-        """Pass a request to the recorder, if there is one, before it is planned."""
+        """Pass a request to the recorder, if there is one, before it is planned; with its `k` and id if it has both."""
         if self.recorder is None:
             return
         try:
             self.recorder.record(
-                tuple(blocks), conversation=conversation, tenant=tenant, model=model, preamble=preamble
+                tuple(blocks), conversation=conversation, tenant=tenant, model=model, preamble=preamble, **choice
             )
         except Exception:
             self.degrade("recorder")

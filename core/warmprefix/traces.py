@@ -33,18 +33,21 @@ class RequestRecorder(Protocol):
         tenant: str | None = None,
         model: str | None = None,
         preamble: str | None = None,
+        k: int | None = None,
+        request: str | None = None,
     ) -> None:
         """Note one request: its distinct blocks in relevance order, and the arguments of `ContextPlanner.plan`.
 
-        It delays the request, so it should be quick. The planner counts and logs any exception, and the request
-        goes on.
+        The planner passes `k` and `request` only with `choose`: the blocks are then all candidates, relevance alone
+        would feed the first `k`, and `request` is the id of the plan. It delays the request, so it should be quick.
+        The planner counts and logs any exception, and the request goes on.
         """
 
 
 class NoRecorder:
     """A `RequestRecorder` that notes nothing."""
 
-    def record(self, blocks: Sequence[ContextBlock], **_request: str | None) -> None:
+    def record(self, blocks: Sequence[ContextBlock], **_request: str | int | None) -> None:
         pass
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from warmprefix.blocks import ContextBlock
 
-__all__ = ["MAX_TRACE_TOKENS", "RECORDED_FIELD", "RequestLines", "RequestScope"]
+__all__ = ["MAX_TRACE_TOKENS", "RECORDED_FIELD", "RequestLines", "RequestScope", "is_name"]
 
 MAX_TRACE_TOKENS = 1_000_000_000
 """Greatest length in a trace: longer than any prompt, and small enough to add up anywhere."""
@@ -72,9 +72,15 @@ class RequestLines:
         return _json_line(fields)
 
     def add(
-        self, blocks: Sequence[ContextBlock], conversation: str | None, scope: RequestScope, query_tokens: int
+        self,
+        blocks: Sequence[ContextBlock],
+        conversation: str | None,
+        scope: RequestScope,
+        query_tokens: int,
+        k: int | None = None,
+        id: str | None = None,
     ) -> str:
-        """Return the lines of one request: those of its new blocks, then its own."""
+        """Return the lines of one request: those of its new blocks, then its own; its number stands for no `id`."""
         now = time.monotonic()
         if self._started is None:
             self._started = now
@@ -87,7 +93,7 @@ class RequestLines:
                 lines.append(_json_line({"block": name, "tokens": tokens, **text}))
         number, turn = (None, 0) if conversation is None else self._turn((scope.tenant, conversation))
         request: dict[str, Any] = {
-            "request": self._requests,
+            "request": self._requests if id is None else id,
             "conversation": number,
             "turn": turn,
             "query_tokens": query_tokens,
@@ -95,6 +101,8 @@ class RequestLines:
             "scores": _scores(blocks),
             "t": round(now - self._started, 3),
         }
+        if k is not None:
+            request["k"] = k
         if any(part is not None for part in scope):
             request["scope"] = self._digest(scope)
         self._requests += 1
@@ -140,9 +148,14 @@ class RequestLines:
 
 def _candidate_names(block: ContextBlock) -> list[str]:
     id, fingerprint = block.id, block.fingerprint.hex()
-    if id is None or not 0 < len(id) <= _MAX_ID_CHARACTERS or id == block.text or _GENERATED_NAME.fullmatch(id):
+    if id is None or not is_name(id) or id == block.text or _GENERATED_NAME.fullmatch(id):
         return [fingerprint]
-    return [id, fingerprint] if _encodable(id) == id else [fingerprint]
+    return [id, fingerprint]
+
+
+def is_name(id: str) -> bool:
+    """Return True if a trace can hold this id: it is not empty, not too long, and UTF-8 can encode it."""
+    return 0 < len(id) <= _MAX_ID_CHARACTERS and _encodable(id) == id
 
 
 def _encodable(text: str) -> str:

@@ -7,12 +7,12 @@ import os
 import weakref
 from collections.abc import Iterable
 from functools import partial
-from typing import TextIO
+from typing import Any, TextIO
 
 from warmprefix.blocks import ContextBlock, as_blocks
 from warmprefix.forks import fork_safe_lock, in_each_process
 from warmprefix_telemetry.trace_files import StreamSink, TraceFile
-from warmprefix_telemetry.trace_format import MAX_TRACE_TOKENS, RequestLines, RequestScope
+from warmprefix_telemetry.trace_format import MAX_TRACE_TOKENS, RequestLines, RequestScope, is_name
 
 __all__ = ["TraceRecorder", "environment_recorder"]
 
@@ -112,6 +112,8 @@ class TraceRecorder:
         model: str | None = None,
         preamble: str | None = None,
         query_tokens: int = 0,
+        k: int | None = None,
+        request: str | None = None,
     ) -> None:
         """Write one request. It reaches the operating system before this returns.
 
@@ -122,37 +124,42 @@ class TraceRecorder:
             model: Names the model.
             preamble: The text in front of the context, or a name for it.
             query_tokens: Length of the question, at most a billion.
+            k: Blocks that the prompt holds, if the retriever returned more candidates.
+            request: Your name of the request, in place of its number, to add clicks or citations later. Unique in
+                the trace, and at most 256 characters.
 
         Raises:
-            TypeError, ValueError: An argument has another type, or `query_tokens` is out of range.
+            TypeError, ValueError: An argument has another type, or is out of range.
         """
         distinct: dict[bytes, ContextBlock] = {}
         for block in as_blocks(blocks):
             distinct.setdefault(block.fingerprint, block)
         scope = RequestScope(tenant, model, preamble)
-        for argument, value in [("conversation", conversation), *scope._asdict().items()]:
+        for argument, value in [("conversation", conversation), ("request", request), *scope._asdict().items()]:
             if value is not None and not isinstance(value, str):
                 raise TypeError(f"{argument} must be a str or None, got {value!r}")
-        if isinstance(query_tokens, bool) or not isinstance(query_tokens, int):
-            raise TypeError(f"query_tokens must be an int, got {query_tokens!r}")
-        if not 0 <= query_tokens <= MAX_TRACE_TOKENS:
-            raise ValueError(f"query_tokens must be from 0 to {MAX_TRACE_TOKENS}, got {query_tokens}")
+        for argument, number, least in (("query_tokens", query_tokens, 0), ("k", 1 if k is None else k, 1)):
+            if isinstance(number, bool) or not isinstance(number, int):
+                raise TypeError(f"{argument} must be an int, got {number!r}")
+            if not least <= number <= MAX_TRACE_TOKENS:
+                raise ValueError(f"{argument} must be from {least} to {MAX_TRACE_TOKENS}, got {number}")
+        if request is not None and not is_name(request):
+            raise ValueError(f"request must have 1 to 256 characters that UTF-8 can encode, got {request[:300]!r}")
         try:
             with self._lock:
                 if self._ended or self._writing:
                     self._lost += 1
                     return
-                self._write(list(distinct.values()), conversation, scope, query_tokens)
+                self._write(list(distinct.values()), conversation, scope, query_tokens, k, request)
         except Exception as error:
             _log.warning("trace recording ended: %s", error, exc_info=not isinstance(error, OSError))
 
-    def _write(
-        self, blocks: list[ContextBlock], conversation: str | None, scope: RequestScope, query_tokens: int
-    ) -> None:
+    def _write(self, *request: Any) -> None:
+        """Write the request that has these arguments of `RequestLines.add`."""
         # The lock is held. Any exception here, an interrupt included, ends the trace after a whole line.
         try:
             self._writing = True
-            lines = self._lines.add(blocks, conversation, scope, query_tokens)
+            lines = self._lines.add(*request)
             if self._sink is None:
                 self._sink = self._open()
                 lines = self._lines.header(self._name, self._sink.path) + lines

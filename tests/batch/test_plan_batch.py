@@ -632,7 +632,7 @@ def test_recorder_receives_each_block_once() -> None:
     records: list[list[str]] = []
 
     class Recorder(NoRecorder):
-        def record(self, blocks: Sequence[ContextBlock], **options: str | None) -> None:
+        def record(self, blocks: Sequence[ContextBlock], **options: str | int | None) -> None:
             records.append([block.text for block in blocks])
 
     ContextPlanner(recorder=Recorder()).plan_batch({"a": ["x", "y", "x"]})

@@ -37,10 +37,21 @@ def test_a_recorder_names_the_argument(name: str, value: Any, error: type[Except
         ("query_tokens", True, TypeError, "an int"),
         ("query_tokens", -1, ValueError, "from 0 to 1000000000"),
         ("query_tokens", 10**10, ValueError, "from 0 to 1000000000"),
+        ("k", "8", TypeError, "an int"),
+        ("k", 0, ValueError, "from 1 to 1000000000"),
+        ("request", 7, TypeError, "a str or None"),
     ],
 )
 def test_record_names_the_argument(name: str, value: Any, error: type[Exception], allowed: str) -> None:
     recorder = TraceRecorder(io.StringIO())
     with pytest.raises(error, match=f"^{name} must be {re.escape(f'{allowed}, got {value!r}')}$"):
         recorder.record([], **{name: value})
+    assert (recorder.requests, recorder.lost) == (0, 0)
+
+
+@pytest.mark.parametrize("name", ["", "x" * 257, "\ud800"])
+def test_record_refuses_names_of_requests_that_no_trace_can_hold(name: str) -> None:
+    recorder = TraceRecorder(io.StringIO())
+    with pytest.raises(ValueError, match="request must have 1 to 256 characters"):
+        recorder.record([], request=name)
     assert (recorder.requests, recorder.lost) == (0, 0)

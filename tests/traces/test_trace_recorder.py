@@ -166,6 +166,35 @@ def test_query_tokens_are_recorded(tmp_path: Path) -> None:
     assert (len(request.blocks), request.query_tokens) == (2, 12)
 
 
+def test_candidates_are_recorded_with_the_places_and_the_name_of_their_request(tmp_path: Path) -> None:
+    candidates = [ContextBlock(f"Passage {n}.", id=f"p{n}", tokens=3, score=0.5 - n) for n in range(4)]
+    with TraceRecorder(tmp_path / "t") as recorder:
+        recorder.record(candidates, k=2, request="answer-17")
+        recorder.record(candidates[:1])
+    lines = list(map(json.loads, (tmp_path / "t").read_text().splitlines()))
+    assert [line for line in lines[1:] if "block" not in line] == [
+        {
+            "request": "answer-17",
+            "conversation": None,
+            "turn": 0,
+            "query_tokens": 0,
+            "blocks": ["p0", "p1", "p2", "p3"],
+            "scores": [0.5, -0.5, -1.5, -2.5],
+            "t": 0.0,
+            "k": 2,
+        },
+        {
+            "request": 1,
+            "conversation": None,
+            "turn": 0,
+            "query_tokens": 0,
+            "blocks": ["p0"],
+            "scores": [0.5],
+            "t": lines[-1]["t"],
+        },
+    ]
+
+
 def test_every_field_of_the_format_is_written(tmp_path: Path) -> None:
     read_back(tmp_path / "t", [Request(blocks(1), conversation="c", tenant="acme")])
     request = json.loads((tmp_path / "t").read_text().splitlines()[-1])

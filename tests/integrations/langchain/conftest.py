@@ -62,6 +62,7 @@ class RequestLog:
         tenant: str | None = None,
         model: str | None = None,
         preamble: str | None = None,
+        **choice: str | int | None,
     ) -> None:
         # One `append` per request, because threads record at the same time.
         self._requests.append((conversation, tenant, [block.text for block in blocks]))

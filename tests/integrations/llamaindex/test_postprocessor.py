@@ -179,9 +179,9 @@ class RequestLog:
     """Recorder that keeps the names of each request."""
 
     def __init__(self) -> None:
-        self.requests: list[dict[str, str | None]] = []
+        self.requests: list[dict[str, str | int | None]] = []
 
-    def record(self, blocks: object, **names: str | None) -> None:
+    def record(self, blocks: object, **names: str | int | None) -> None:
         self.requests.append(names)
 
 
