@@ -31,7 +31,8 @@ SECOND: dict[str, Any] = {
     "scores": [1.5],
     "scope": "s",
     "t": 2.5,
-    "gold": [0],
+    "k": 1,
+    "gold": [0, "elsewhere", 0],
     "sys_blocks": [7, 8],
 }
 LINES: list[dict[str, Any]] = [HEADER, *BLOCKS, FIRST, SECOND]
@@ -66,11 +67,12 @@ def test_read_trace_returns_every_field(tmp_path: Path) -> None:
         name="day",
         requests=(
             TraceRequest(0, ("b", 0), None, 0, 9),
-            TraceRequest("two", (0,), "c", 1, 0, (1.5,), "s", 2.5),
+            TraceRequest("two", (0,), "c", 1, 0, (1.5,), "s", 2.5, 1, (0, "elsewhere")),
         ),
         tokens={0: 5, "b": 0},
         k=3,
         header=HEADER,
+        texts={"b": "..."},
     )
 
 
@@ -131,6 +133,39 @@ def test_optional_fields_have_defaults(tmp_path: Path) -> None:
 def test_missing_turns_are_counted(tmp_path: Path) -> None:
     lines = [{"request": n, "conversation": n % 2, "blocks": []} for n in range(5)]
     assert [request.turn for request in read_trace(written(tmp_path / "t", HEADER, *lines)).requests] == [1, 1, 2, 2, 3]
+
+
+def test_lines_of_gold_add_to_their_request_wherever_they_stand(tmp_path: Path) -> None:
+    trace = read_trace(
+        written(
+            tmp_path / "t",
+            *LINES[:-1],
+            {"request": "two", "gold": ["b"]},
+            SECOND,
+            {"request": "two", "gold": ["b", "cited"]},
+            {"request": "of another trace", "gold": [0]},
+            {"request": 0, "gold": []},
+        )
+    )
+    assert [request.gold for request in trace.requests] == [(), ("b", 0, "elsewhere", "cited")]
+
+
+def test_of_two_blocks_with_one_text_the_first_stands_for_both(tmp_path: Path) -> None:
+    texts = {"a": "The sky is blue.", "b": "The sea is deep.", "c": "The sky is blue.", "d": " \n", "e": ""}
+    trace = read_trace(
+        written(
+            tmp_path / "t",
+            HEADER,
+            *({"block": id, "tokens": 4, "text": text} for id, text in texts.items()),
+            {"request": 0, "blocks": ["b", "c", "a", "d", "e"], "scores": [5, 4, 3, 2, 1], "gold": ["c"]},
+            {"request": 1, "blocks": ["c"]},
+        )
+    )
+    assert [request.blocks for request in trace.requests] == [("b", "a", "d", "e"), ("a",)]
+    assert trace.requests[0].scores == (5.0, 4.0, 2.0, 1.0)
+    assert trace.requests[0].gold == ("a",)
+    assert [trace.block(id).text for id in "ab"] == ["The sky is blue.", "The sea is deep."]
+    assert len({trace.block(id).text.strip() for id in "abde"}) == 4
 
 
 def test_lines_after_the_limit_are_not_read(tmp_path: Path) -> None:
@@ -197,6 +232,11 @@ def request(**changes: object) -> dict[str, Any]:
         (request(scores=[1, True]), r"scores must be a list of finite numbers, got true at place 1"),
         ('{"request": 9, "blocks": [0], "scores": [1e999]}', r"scores .*, got Infinity at place 0"),
         (request(scores=None), r"scores must be a list of finite numbers, got null"),
+        (request(k=0), r"k must be an integer, 1 or more, or null, got 0"),
+        (request(gold="Paris"), r'gold must be a list of strings and integers, got "Paris"'),
+        ({"request": 0, "gold": [0.5]}, r"gold must be a list of strings and integers, got 0.5 at place 0"),
+        ({"block": "b", "tokens": 0, "text": 3}, r"text must be a string or null, got 3"),
+        ({"block": "b", "tokens": 0, "text": "other"}, r'block "b" has another text above; a block has one text'),
         (request(scope=3), r"scope must be a string or null, got 3"),
         (request(t=-0.5), r"t must be seconds, .*, got -0.5"),
         (request(t="now"), r't must be seconds, .*, got "now"'),

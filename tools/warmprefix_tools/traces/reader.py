@@ -6,6 +6,7 @@ import json
 import logging
 import os
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -34,9 +35,11 @@ def read_trace(path: str | os.PathLike[str], limit: int | None = None) -> Trace:
     Every line read is checked. A file that ends in the middle of a line is an error, unless a recorder wrote it: then
     its process was killed, so the unfinished line is left out with a warning.
 
+    Of two blocks with one text, the first stands for both.
+
     Args:
         path: The file.
-        limit: Most requests to read; the rest of the file is not looked at.
+        limit: Most requests to read; the rest of the file is not looked at, also for gold.
 
     Raises:
         TraceError: The file cannot be read or is no trace.
@@ -88,6 +91,7 @@ class _HeaderLine(_Line):
 class _BlockLine(_Line):
     block: BlockId
     tokens: _Tokens
+    text: str | None = None
 
 
 class _ExchangeLine(_Line):
@@ -107,6 +111,13 @@ class _RequestLine(_Line):
     scores: list[_Finite] = []
     scope: str | None = None
     t: Annotated[_Finite, Field(ge=0)] | None = None
+    k: Annotated[int, Field(ge=1)] | None = None
+    gold: list[BlockId] = []
+
+
+class _GoldLine(_Line):
+    request: BlockId
+    gold: list[BlockId]
 
 
 _ALLOWED = {
@@ -114,6 +125,8 @@ _ALLOWED = {
     "k": "an integer, 1 or more, or null",
     "block": "a string or an integer",
     "tokens": f"an integer from 0 to {MAX_TRACE_TOKENS}",
+    "text": "a string or null",
+    "gold": "a list of strings and integers",
     "request": "a string or an integer",
     "blocks": "a list of strings and integers",
     "conversation": "a string, an integer or null",
@@ -170,6 +183,11 @@ class _Contents:
         self._declared: dict[BlockId, int] = {}
         self._declared_on: dict[BlockId, int] = {}
         self._requested_on: dict[BlockId, int] = {}
+        self._texts: dict[BlockId, str] = {}
+        self._with_text: dict[str, BlockId] = {}
+        """The first block of each text."""
+        self._gold: dict[BlockId, list[BlockId]] = {}
+        """Gold of each request, also of what follows it."""
         self._turns: Counter[BlockId] = Counter()
 
     def add(self, line: bytes, number: int) -> None:
@@ -187,6 +205,9 @@ class _Contents:
                 )
             self._fields, self._header = fields, _validated(_HeaderLine, fields)
             self._is_of_gateway = False
+        elif is_request and not is_block and "gold" in fields and "blocks" not in fields:
+            later = _validated(_GoldLine, fields)
+            self._gold.setdefault(later.request, []).extend(later.gold)
         elif is_request and not is_block:
             self._add_request(_validated(_RequestLine, fields), number)
         elif is_block and not is_request:
@@ -219,6 +240,10 @@ class _Contents:
                 f"block {_shown(line.block)} has {line.tokens} tokens here and {declared} on line {first};"
                 " a block has one length"
             )
+        if line.text and not line.text.isspace():
+            if self._texts.setdefault(line.block, line.text) != line.text:
+                raise _BadLineError(f"block {_shown(line.block)} has another text above; a block has one text")
+            self._with_text.setdefault(line.text, line.block)
 
     def _add_request(self, line: _RequestLine, number: int) -> None:
         blocks = tuple(line.blocks)
@@ -239,6 +264,11 @@ class _Contents:
         first = self._requested_on.setdefault(line.request, number)
         if first != number:
             raise _BadLineError(f"request {_shown(line.request)} stands on line {first} too; each has its own id")
+        if line.gold:
+            self._gold.setdefault(line.request, []).extend(line.gold)
+        places: dict[BlockId, int] = {}
+        for place, block in enumerate(blocks):
+            places.setdefault(self._first_name(block), place)
         turn = line.turn
         if line.conversation is not None:
             self._turns[line.conversation] += 1
@@ -246,15 +276,20 @@ class _Contents:
         self.requests.append(
             TraceRequest(
                 request=line.request,
-                blocks=blocks,
+                blocks=tuple(places),
                 conversation=line.conversation,
                 turn=turn or 0,
                 query_tokens=line.query_tokens,
-                scores=tuple(line.scores),
+                scores=tuple([line.scores[place] for place in places.values()]) if line.scores else (),
                 scope=line.scope,
                 seconds=line.t,
+                k=line.k,
             )
         )
+
+    def _first_name(self, block: BlockId) -> BlockId:
+        """Return the first block with the same text."""
+        return self._with_text[self._texts[block]] if block in self._texts else block
 
     @property
     def recorded(self) -> bool:
@@ -273,12 +308,20 @@ class _Contents:
             raise InputError("empty; a trace begins with a header line", None)
         if not self.requests:
             raise InputError('no request in it; a trace has lines like {"request": 0, "blocks": [...]}', None)
+        requests = [
+            replace(request, gold=tuple(dict.fromkeys(map(self._first_name, self._gold[request.request]))))
+            if request.request in self._gold
+            else request
+            for request in self.requests
+        ]
+        named = {block for request in requests for block in request.blocks}
         return Trace(
             name=self._header.name or _stem(self._path),
-            requests=tuple(self.requests),
-            tokens={block: self._declared[block] for request in self.requests for block in request.blocks},
+            requests=tuple(requests),
+            tokens={block: self._declared[block] for request in requests for block in request.blocks},
             k=self._header.k,
             header=self._fields or {},
+            texts={block: text for block, text in self._texts.items() if block in named},
         )
 
 

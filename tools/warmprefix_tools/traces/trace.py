@@ -50,6 +50,10 @@ class TraceRequest:
     """Requests of different scopes never share a prefix."""
     seconds: float | None = None
     """Since the start of the trace."""
+    k: int | None = None
+    """Blocks that relevance alone would feed, if the request has more candidates."""
+    gold: tuple[BlockId, ...] = ()
+    """Blocks with the answer, or those that were clicked or cited; they need not be among the request's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +69,12 @@ class Trace:
     """Most blocks of a request, from the header."""
     header: Mapping[str, Any] = field(default_factory=dict)
     """All fields of the first line."""
+    texts: Mapping[BlockId, str] = field(default_factory=dict)
+    """Text of each block that has one; no two have the same."""
 
     def block(self, id: BlockId) -> ContextBlock:
-        """Return a block of that length, with a stand-in for its text."""
-        return ContextBlock(stand_in(json.dumps(id)), id=id, tokens=self.tokens[id])
+        """Return a block of that length, with its text or a stand-in for it."""
+        return ContextBlock(self.texts.get(id) or stand_in(json.dumps(id)), id=id, tokens=self.tokens[id])
 
     @property
     def conversations(self) -> int:
