@@ -14,7 +14,7 @@ from warmprefix.ordering import runs_of
 from warmprefix.plan import ContextPlan
 from warmprefix.residency import EngineReport
 from warmprefix_routing.assignments import AssignedBlock, Assignment, Holding
-from warmprefix_routing.balance import BlockItem, Candidate, Choice, share_out
+from warmprefix_routing.balance import BlockItem, Candidate, Placing, share_out
 from warmprefix_routing.members import Agent, Member, check_range
 from warmprefix_routing.tenants import TenantState
 
@@ -126,7 +126,7 @@ class Booking(NamedTuple):
     agent: AgentView
     tokens: int
     work: int
-    """As in `Choice`."""
+    """As in `Placing`."""
     clock: float
     """The tenant's clock when the load was added."""
     block: HeldBlock
@@ -490,8 +490,8 @@ class AgentTenant(TenantState):
             self._chat_bytes -= _CHAT_BLOCK * len(chats.readers) + _CHAT_COPY * copies
 
 
-def _of_each(choice: Choice, items: Sequence[BlockItem], run: Sequence[int]) -> Iterator[Choice]:
+def _of_each(choice: Placing, items: Sequence[BlockItem], run: Sequence[int]) -> Iterator[Placing]:
     """Yield the choice for each block of a run; the first one counts its work."""
     yield choice
     for i in run[1:]:
-        yield Choice(choice.candidate, choice.candidate in items[i].holders, False, 0)
+        yield Placing(choice.candidate, choice.candidate in items[i].holders, False, 0)

@@ -8,7 +8,7 @@ from hashlib import blake2b
 from operator import attrgetter
 from typing import NamedTuple
 
-__all__ = ["BlockItem", "Candidate", "Choice", "rendezvous_score", "share_out"]
+__all__ = ["BlockItem", "Candidate", "Placing", "rendezvous_score", "share_out"]
 
 _MASK = (1 << 64) - 1
 _by_work = attrgetter("work", "load", "name")
@@ -45,7 +45,7 @@ class BlockItem(NamedTuple):
     holders: Sequence[Candidate]
 
 
-class Choice(NamedTuple):
+class Placing(NamedTuple):
     """The candidate that got an item."""
 
     candidate: Candidate
@@ -63,7 +63,7 @@ def share_out(
     floor: float,
     prompt_tokens: int,
     together: bool,
-) -> list[Choice]:
+) -> list[Placing]:
     """Assign every item to a candidate, and add its tokens to that candidate's load.
 
     **Affinity.** Held items come first, those with few holders before those with many. Of the holders with room, the
@@ -97,7 +97,7 @@ def share_out(
     limit = max(floor, (1 + eps) * (before + sum([item.tokens for item in items])) / weights)
     share = -(-len(items) // len(candidates))
     uniform = weights == len(candidates) and all(candidate.weight == 1.0 for candidate in candidates)
-    choices: dict[bytes, Choice] = {}
+    choices: dict[bytes, Placing] = {}
     for item in sorted(items, key=lambda item: (not item.holders, len(item.holders), -item.tokens)):
         tokens = item.tokens
         chosen: Candidate | None = None
@@ -117,7 +117,7 @@ def share_out(
         if not together:
             chosen.work += work / chosen.weight
         chosen.load += tokens / chosen.weight
-        choices[item.key] = Choice(chosen, held, not held and len(item.holders) > 0, work)
+        choices[item.key] = Placing(chosen, held, not held and len(item.holders) > 0, work)
     return [choices[item.key] for item in items]
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warmprefix import fingerprint
-from warmprefix_routing.balance import BlockItem, Candidate, Choice, share_out
+from warmprefix_routing.balance import BlockItem, Candidate, Placing, share_out
 
 UNBOUND = float("inf")
 Situation = tuple[list[float], list[float], list[tuple[int, set[int]]], float, float, bool, int]
@@ -37,7 +37,7 @@ def shared_out(
     floor: float = 0.0,
     together: bool = False,
     prompt_tokens: int = 0,
-) -> list[Choice]:
+) -> list[Placing]:
     return share_out(items, among, eps, floor, prompt_tokens, together)
 
 
