@@ -32,7 +32,7 @@ class ContextReuseCompressor(ContextReuseOptions, BaseDocumentCompressor, BaseDo
     another option. Prompts then rarely share a prefix."""
 
     @model_validator(mode="after")
-    def _check_placement(self) -> Self:
+    def _check_history(self) -> Self:  # another name than the validator of the options, which it would replace
         if self.placement == "tail" and self.conversation is None:
             raise ValueError("placement must be 'head' without a conversation, got 'tail': compressors get no history")
         return self

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 import pytest
@@ -349,9 +350,12 @@ def test_a_rule_that_fails_leaves_the_documents_as_found(workers: list[ContextPl
     assert model._prompts == [f"{joined([SEA, SKY])}\n\nWhy?"]
 
 
-def test_a_conversation_needs_placement_tail() -> None:
+@pytest.mark.parametrize(
+    "make", [partial(ContextReuseRetriever, retriever=Library()), ContextReuseCompressor, context_reuse]
+)
+def test_a_conversation_needs_placement_tail(make: Callable[..., object]) -> None:
     with pytest.raises(ValueError, match="placement must be 'tail' with a conversation, got 'head'"):
-        ContextReuseRetriever(retriever=Library(), annotate="labels", conversation=thread_conversation)
+        make(annotate="labels", conversation=thread_conversation)
 
 
 # -- what fails ------------------------------------------------------------------------------------------------------
