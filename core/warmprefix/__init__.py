@@ -9,6 +9,7 @@ The rest of the public names are in packages: `warmprefix.batch`, `errors`, `his
 from warmprefix.annotate import Templates
 from warmprefix.batch import BatchPlan, BatchRequest, PlannedRequest
 from warmprefix.blocks import ContextBlock, fingerprint
+from warmprefix.choice import Choice
 from warmprefix.errors import MissingExtraError, StoreError, WarmprefixError
 from warmprefix.ordering import OrderingPolicy
 from warmprefix.plan import ContextPlan, PlannedBlock, Reference, Scope
@@ -21,6 +22,7 @@ __all__ = [
     "BatchPlan",
     "BatchRequest",
     "Branch",
+    "Choice",
     "ContextBlock",
     "ContextPlan",
     "ContextPlanner",

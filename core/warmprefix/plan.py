@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 
 from warmprefix.annotate import Annotation, Templates
 from warmprefix.blocks import ContextBlock
+from warmprefix.choice import LeftOut
 from warmprefix.stores import Branch, TurnRecord
 
 __all__ = [
@@ -177,6 +178,11 @@ class ContextPlan:
     cuts prompts; None for a blank line between paragraphs."""
     parent: TurnRecord | None = field(default=None, repr=False)
     """That record, as far as it is known. It travels with the plan, so that a commit needs not read it again."""
+    left_out: tuple[LeftOut, ...] = ()
+    """The candidates that are not fed, in relevance order; empty without `choose`. Blank ones, and repetitions of one
+    that is fed, are not among them."""
+    entered: tuple[int, ...] | None = None
+    """Positions of the fed candidates that relevance alone would have left out, ascending; None without `choose`."""
 
     @property
     def total_tokens(self) -> int:

@@ -80,7 +80,7 @@ class BatchSession:
 
         def order(blocks: Sequence[ContextBlock], after: Sequence[bytes], joined: Collection[int]) -> Sequence[int]:
             with self._state.lock:
-                return policy_order(self._state, state, blocks, PrefixView(state.tree, after), joined)
+                return policy_order(self._state, state.policy, blocks, PrefixView(state.tree, after), joined)
 
         if len(own) > MOST_REQUESTS:
             return self._plan_scope(own, state, [MergePlanner(seconds_per_block=0)], None, no_progress, note_tokens)

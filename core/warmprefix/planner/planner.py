@@ -10,6 +10,7 @@ from warmprefix.annotate import Annotate
 from warmprefix.batch.planners import BatchPlanner, Progress
 from warmprefix.blocks import ContextBlock
 from warmprefix.cache_profiles import CacheProfile
+from warmprefix.choice import Choice
 from warmprefix.errors import check_count, check_names
 from warmprefix.history import Message
 from warmprefix.plan import ContextPlan, Placement, Scope, Touch
@@ -126,6 +127,7 @@ class ContextPlanner:
         history: Iterable[Message] | None = None,
         order_locked: bool = False,
         annotate: Annotate | None = None,
+        choose: Choice | None = None,
     ) -> ContextPlan:
         """Arrange one request's context.
 
@@ -147,13 +149,16 @@ class ContextPlanner:
                 decide which blocks become references, whatever was committed before; pass them wherever you can.
             order_locked: Keep the order, pins included: the blocks are chronological, or cited by position.
             annotate: What this prompt shows of the relevance order; by default the planner's `annotate`.
+            choose: The blocks are candidates with scores, of which `choose.k` are fed: the first ones, or others of the
+                last places that the engine holds already. `left_out` of the plan names those that are not fed.
 
         Raises:
-            ValueError: `placement` or `annotate` has another value, or `conversation` is empty.
+            ValueError: `placement` or `annotate` has another value, or `conversation` is empty; with `choose`, a score
+                is missing, no finite number, or better than the one before it, or the order is locked.
         """
         began = time.perf_counter()
         draft = self._requests.draft(
-            blocks, conversation, placement, tenant, model, preamble, history, order_locked, annotate
+            blocks, conversation, placement, tenant, model, preamble, history, order_locked, annotate, choose
         )
         record = None if draft.key is None else self._conversations.prepare(draft)
         return self._requests.arrange(draft, record, began)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from warmprefix.annotate import Annotation, Templates, has_labels, header_labels
 from warmprefix.blocks import ContextBlock
+from warmprefix.choice import Candidates, LeftOut
 from warmprefix.history import (
     Resolution,
     VisibleHistory,
@@ -69,6 +70,10 @@ class PlanDraft(NamedTuple):
     annotation: Annotation
     imitable: Sequence[str]
     """Labels in the texts that a block of the conversation may have, where the history is not shown."""
+    candidates: Candidates | None = None
+    """All candidates, of which the first ones are the draft's blocks until others are chosen; None without a choice."""
+    left_out: tuple[LeftOut, ...] = ()
+    entered: tuple[int, ...] | None = None
 
     def proposed(self) -> dict[bytes, str]:
         """Return the blocks' labels by fingerprint, as the store's `Prepare` takes them."""

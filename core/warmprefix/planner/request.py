@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, TypedDict, get_args
 
 from warmprefix.annotate import Annotate
 from warmprefix.blocks import ContextBlock, as_blocks, distinct_blocks, evidence_blocks, joined_blocks, pins
+from warmprefix.choice import Candidates, Choice
 from warmprefix.errors import check_names
 from warmprefix.history import Message, VisibleHistory, shown_labels
 from warmprefix.labels import lasting_labels
-from warmprefix.ordering import BlockView, PrefixView
+from warmprefix.ordering import BlockView, OrderingPolicy, PrefixView
 from warmprefix.ordering.policies import Runs
 from warmprefix.plan import ContextPlan, Placement, PlannedBlock, Scope
 from warmprefix.planner.references import DraftResolution, PlanDraft, label_names, resolve
@@ -46,6 +47,7 @@ class PlanOptions(ScopeOptions, total=False):
     history: Iterable[Message] | None
     order_locked: bool
     annotate: Annotate | None
+    choose: Choice | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +101,19 @@ class RequestPlanner:
         history: Iterable[Message] | None = None,
         order_locked: bool = False,
         annotate: Annotate | None = None,
+        choose: Choice | None = None,
     ) -> PlanDraft:
-        """Check a request and label its blocks."""
+        """Check a request and label its blocks; of candidates to choose from, the first ones."""
         listed = as_blocks(blocks)
         distinct, positions = evidence_blocks(listed)
-        joined = joined_blocks(listed, positions)
+        candidates = None
+        if choose is not None:
+            if order_locked:
+                raise ValueError(
+                    "choose must be None with order_locked=True: a choice pays by the order that it allows"
+                )
+            candidates = Candidates.checked(choose, distinct, positions)
+        joined = frozenset[int]() if choose else joined_blocks(listed, positions)
         branch = None
         if isinstance(conversation, Branch):
             branch, conversation = conversation, None
@@ -125,19 +135,12 @@ class RequestPlanner:
         is_unshown = is_tail and visible is None
         branch = branch if is_unshown else None
         key_id = conversation if branch is None else branch.after
-        is_labelled = annotation in ("labels", "both")
-        imitable = shown_labels(distinct) if is_unshown else ()
-        labels: Sequence[str] = ("",) * len(distinct)
-        if is_unshown and not is_labelled and key_id is not None:
-            labels = [opening_keys(block.text[:OPENING_CHARACTERS])[0] for block in distinct]
         with state.lock:
             plan_id = state.open_plans.new_id()
             scope_state = state.use(scope)
-            if is_labelled:
-                labels = lasting_labels(distinct) if is_unshown else scope_state.labels.labels(distinct)
             if blank:
                 state.metrics.counts["blank_blocks"] += blank
-        return PlanDraft(
+        draft = PlanDraft(
             plan_id,
             scope_state,
             placement,
@@ -147,12 +150,68 @@ class RequestPlanner:
             distinct,
             positions,
             joined,
-            labels,
+            ("",) * len(distinct),
             visible,
             order_locked,
             annotation,
-            imitable,
+            (),
+            candidates,
         )
+        if candidates is not None:
+            return self._feeding(draft, range(min(candidates.choice.k, len(distinct))))
+        return self._labelled(draft) if is_unshown or annotation in ("labels", "both") else draft
+
+    def _labelled(self, draft: PlanDraft) -> PlanDraft:
+        """Give the blocks of a draft their labels."""
+        blocks, labels = draft.blocks, draft.labels
+        is_labelled = draft.annotation in ("labels", "both")
+        is_unshown = draft.placement == "tail" and draft.visible is None
+        if not is_labelled:
+            if draft.key is not None:
+                labels = [opening_keys(block.text[:OPENING_CHARACTERS])[0] for block in blocks]
+        elif is_unshown:
+            labels = lasting_labels(blocks)
+        else:
+            with self._state.lock:
+                labels = draft.scope.labels.labels(blocks)
+        return draft._replace(labels=labels, imitable=shown_labels(blocks) if is_unshown else ())
+
+    def _feeding(self, draft: PlanDraft, fed: Sequence[int]) -> PlanDraft:
+        """Return a draft of these of its candidates, in relevance order."""
+        candidates = draft.candidates
+        assert candidates is not None
+        blocks, positions = [candidates.blocks[i] for i in fed], [candidates.positions[i] for i in fed]
+        entered = tuple([candidates.positions[i][0] for i in fed if i >= candidates.choice.k])
+        draft = draft._replace(
+            blocks=blocks,
+            positions=positions,
+            joined=joined_blocks(*evidence_blocks(blocks)),
+            labels=("",) * len(blocks),
+            left_out=candidates.left_out(fed),
+            entered=entered,
+        )
+        return self._labelled(draft)
+
+    def _choose(self, draft: PlanDraft, candidates: Candidates, record: PreparedTurn | TurnRecord | None) -> PlanDraft:
+        """Return a draft of the chosen candidates: the first ones, unless its context opens the prompt."""
+        state, scope = self._state, draft.scope
+        if candidates.reach <= candidates.choice.k or state.writer.separator is not None:
+            return draft
+        if draft.placement == "tail" and not resolve(draft, record, state.writer).opens_prompt:
+            return draft
+        blocks = candidates.blocks[: candidates.reach]
+        # Of pinned blocks and of runs, each would restrict the places of others.
+        if any(block.pinned for block in blocks) or joined_blocks(*evidence_blocks(blocks)):
+            return draft
+        with state.lock:
+            choices = scope.choices()
+            if scope.capacity.is_off and not choices.is_isolated:
+                return draft
+            fed = choices.choose(candidates, [order for _, order in scope.queue.flights.values()])
+            if fed[-1] < candidates.choice.k:
+                return draft
+            scope.queue.take([block.fingerprint for block in draft.blocks])  # announced under these
+        return self._feeding(draft, fed)
 
     def queued(self, blocks: Iterable[ContextBlock | str], **scope: Unpack[ScopeOptions]) -> QueuedRequest:
         """Announce a request; see `ContextPlanner.queued`."""
@@ -178,7 +237,10 @@ class RequestPlanner:
             record: The store's answer; None if it was not called or did not answer.
             began: `time.perf_counter()` when the request came.
         """
-        state, scope, distinct, joined = self._state, draft.scope, draft.blocks, draft.joined
+        state, scope = self._state, draft.scope
+        if draft.candidates is not None:
+            draft = self._choose(draft, draft.candidates, record)
+        distinct, joined = draft.blocks, draft.joined
         writer, metrics = state.writer, state.metrics
         is_head, annotation = draft.placement == "head", draft.annotation
         if is_head:
@@ -190,7 +252,10 @@ class RequestPlanner:
         with state.lock:
             queue = scope.queue
             in_flight, waiting = queue.take(keys) if queue.announced or queue.flights else ([], [])
-            is_left_alone = opens_prompt and scope.capacity.is_off and scope.capacity.keeps_order()
+            choices = None if draft.candidates is None else scope.choices()
+            source = scope if choices is None else choices
+            is_off = scope.capacity.is_off and not (choices is not None and choices.is_isolated)
+            is_left_alone = opens_prompt and is_off and scope.capacity.keeps_order()
             reorders = opens_prompt and not is_left_alone
             if is_head:
                 names = frozenset(draft.labels if annotation in ("labels", "both") else ())
@@ -200,8 +265,8 @@ class RequestPlanner:
             note = OrderNote(writer, annotation, [label for label, _ in resolved], distinct, joined)
             order: Sequence[int] = range(len(distinct))
             if not draft.order_locked:
-                view = PrefixView(scope.tree, (), in_flight, waiting, note.price, scope.reader)
-                order = self._order(scope, distinct, view, note, joined, reorders)
+                view = PrefixView(source.tree, (), in_flight, waiting, note.price, scope.reader)
+                order = self._order(source.policy, distinct, view, note, joined, reorders)
             text, note_tokens = note.written(order)
             positions, templates = draft.positions, writer.templates
             new: type[tuple[object, ...]] = tuple
@@ -233,6 +298,8 @@ class RequestPlanner:
                 branch=draft.branch,
                 separator=writer.separator,
                 parent=resolution.parent,
+                left_out=draft.left_out,
+                entered=draft.entered,
             )
             if reorders:
                 queue.start(plan.id, keys)
@@ -246,7 +313,7 @@ class RequestPlanner:
 
     def _order(
         self,
-        scope: ScopeState,
+        policy: OrderingPolicy,
         blocks: Sequence[ContextBlock],
         view: PrefixView,
         note: OrderNote,
@@ -258,7 +325,7 @@ class RequestPlanner:
         An order that needs a note is used only if one can be written.
 
         Args:
-            scope: Has the policy.
+            policy: The scope's.
             blocks: The blocks; pinned ones, with their runs, go to their end of the context.
             view: The content of the cache, for all blocks.
             note: The note on an order of all blocks.
@@ -269,7 +336,7 @@ class RequestPlanner:
         planned: Sequence[int] = as_given
         if not [block for block in blocks if block.pinned]:
             if reorders:
-                planned = policy_order(self._state, scope, blocks, view, joined)
+                planned = policy_order(self._state, policy, blocks, view, joined)
         else:
             kept_at = pins(blocks, joined)
             starts = [i for i, pin in enumerate(kept_at) if pin == "start"]
@@ -283,14 +350,14 @@ class RequestPlanner:
                     note_tokens=lambda order: note.price([*starts, *[middle[i] for i in order], *ends]),
                 )
                 joined = {place for place, i in enumerate(middle) if i in joined}
-                ordered = policy_order(self._state, scope, [blocks[i] for i in middle], view, joined)
+                ordered = policy_order(self._state, policy, [blocks[i] for i in middle], view, joined)
                 planned = [*starts, *[middle[i] for i in ordered], *ends]
         return as_given if reorders and note.written(planned)[1] is None else planned
 
 
 def policy_order(
     state: PlannerState,
-    scope: ScopeState,
+    policy: OrderingPolicy,
     blocks: Sequence[ContextBlock],
     view: PrefixView,
     joined: Collection[int] = (),
@@ -304,7 +371,7 @@ def policy_order(
     if runs is not None:
         units, view = runs.units, runs.view(view)
     try:
-        order = list(map(operator.index, scope.policy.order(units, view)))
+        order = list(map(operator.index, policy.order(units, view)))
         if sorted(order) != list(range(len(units))):
             raise ValueError(f"ordering policy must return a permutation of range({len(units)}), got {order}")
     except Exception:

@@ -19,8 +19,10 @@ from warmprefix.order_sharing import LearnedOrder, NoSharing, OrderSharing
 from warmprefix.ordering import ServedBlock
 from warmprefix.ordering.positions import PositionProfile, profiles_of_models
 from warmprefix.plan import ContextPlan, Retention, Scope, Touch, tenant_salt
+from warmprefix.planner.choices import ScopeChoices
 from warmprefix.planner.config import PlannerConfig
 from warmprefix.planner.retention import ScopeRetention, can_touch
+from warmprefix.prefix import PrefixTree
 from warmprefix.residency.capacity import Capacities, Capacity, Visit
 from warmprefix.residency.profile import EngineProfile
 from warmprefix.residency.usage import EngineReport, PredictionErrors, TtftFeedback, UsageFeedback
@@ -56,9 +58,11 @@ class ScopeState:
     """What one scope has learned, and its requests under way. Not thread-safe: callers hold the planner's lock."""
 
     __slots__ = (
+        "_config",
         "_profile",
         "cache_salt",
         "capacity",
+        "chosen",
         "labels",
         "policy",
         "queue",
@@ -77,6 +81,7 @@ class ScopeState:
         profile: EngineProfile,
         reader: PositionProfile | None,
     ) -> None:
+        self._config = config
         self._profile = profile
         self.scope = scope
         self.capacity = capacity
@@ -89,6 +94,24 @@ class ScopeState:
         self.queue = RequestQueue()
         self.reader = reader
         """Where the model reads best; None if that is unknown, or the same everywhere."""
+        self.chosen: ScopeChoices | None = None
+        """What choices depend on; None before the first one."""
+
+    def choices(self) -> ScopeChoices:
+        """Return what choices depend on, made now if new, with the capacity that the engine or the caller states."""
+        if self.scope.tenant is None:
+            if self.chosen is None:
+                self.chosen = ScopeChoices(self.tree, self.policy, is_isolated=False)
+            return self.chosen
+        stated = self.capacity.stated
+        if self.chosen is None:
+            tree = PrefixTree[bytes](stated, self._config.max_nodes)
+            self.chosen = ScopeChoices(tree, self._config.new_policy(), is_isolated=True)
+        tree = self.chosen.tree
+        if stated is not None and tree.capacity_tokens != stated:
+            tree.capacity_tokens = stated
+            tree.evict(tree.resident_tokens - stated)
+        return self.chosen
 
     def predict(self, keys: Sequence[bytes], reorders: bool, opens_prompt: bool) -> tuple[int, Visit | None]:
         """Return the tokens that the engine is predicted to reuse of an order, and what it shares with earlier ones.
@@ -392,7 +415,7 @@ class PlannerState:
             [planned.block.tokens for planned in blocks],
             [planned.positions[0] for planned in blocks],
         )
-        self._learn(scope, order, plan.id)
+        self._learn(scope, order, plan)
         self.sharing.publish(scope.scope, order)
 
     def learn_from_others(self, scope: Scope, orders: Sequence[LearnedOrder]) -> None:
@@ -405,12 +428,12 @@ class PlannerState:
                 self._learn(state, order)
                 self.metrics.counts["shared_orders"] += 1
 
-    def _learn(self, state: ScopeState, order: LearnedOrder, plan_id: str | None = None) -> None:
-        """Add an order that a model saw to the scope's tree, and pass it to its policy."""
+    def _learn(self, state: ScopeState, order: LearnedOrder, plan: ContextPlan | None = None) -> None:
+        """Add an order that a model saw to the scope's tree, and pass it to its policy. Others' orders have no plan."""
         keys, tokens, ranks = order
         try:
             state.capacity.record(state.scope, keys, tokens)
-            held = state.tree.insert(keys, tokens, plan_id)
+            held = state.tree.insert(keys, tokens, None if plan is None else plan.id)
             resident = held.blocks
             retention = self._retained.use(state.scope)
             try:
@@ -423,8 +446,13 @@ class PlannerState:
                 ServedBlock(key, length, rank, i < resident)
                 for i, (key, length, rank) in enumerate(zip(keys, tokens, ranks, strict=True))
             ]
+            entered = () if plan is None else plan.entered
             try:
                 state.policy.observe(served)
+                if entered is not None and (plan is not None or state.chosen is not None):
+                    state.choices().learn(
+                        order, [key for key, rank in zip(keys, ranks, strict=True) if rank in entered]
+                    )
             except Exception:
                 self.metrics.degrade("policy")
         except BaseException:  # such as KeyboardInterrupt: do not trust a scope that has half learned an order

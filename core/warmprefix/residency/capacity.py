@@ -102,6 +102,11 @@ class Capacity:
         self._misses = self._requests = 0
 
     @property
+    def stated(self) -> int | None:
+        """The capacity that the caller or the engine states, whatever reports show."""
+        return self._stated[0]
+
+    @property
     def model(self) -> str:
         """What explains the reports, if it is not where the cache can match."""
         if self.is_off:

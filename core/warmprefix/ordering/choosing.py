@@ -1,0 +1,165 @@
+"""Which candidates are fed, in view of the engine's cache."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Sequence
+
+from warmprefix.choice import Candidates
+from warmprefix.ordering.policies import PrefixView
+from warmprefix.prefix.eviction import TreeNode
+
+__all__ = ["Exposure", "choose_candidates"]
+
+_EDGES = 128
+"""Most edges that a search walks."""
+_PRICE = 0.5
+"""What a loss of score by the whole spread costs, in mean blocks of the first `k`."""
+_EXTRA_WORTH = 0.001
+"""What a candidate is worth that costs nothing, in tokens: less than any saving."""
+
+
+def choose_candidates(candidates: Candidates, view: PrefixView, may_enter: Collection[int]) -> list[int]:
+    """Return the indices of the candidates to feed, ascending: the first `k` unless others save more than they cost.
+
+    A candidate beyond `k` is fed only where it stands on a path that is resident or in flight and whose other blocks
+    are fed, too. Depth-first search; it walks a bounded number of edges.
+
+    Args:
+        candidates: The candidates.
+        view: The content of the cache.
+        may_enter: The indices beyond `k` of those that may be fed.
+    """
+    search = _PathSearch(candidates, may_enter)
+    search.walk_tree(view)
+    for order in view.in_flight:
+        search.extend(0, order)
+    return search.fed()
+
+
+class _PathSearch:
+    """The best path so far. The candidates on a path are the bits of an int."""
+
+    def __init__(self, candidates: Candidates, may_enter: Collection[int]) -> None:
+        choice, blocks, losses = candidates.choice, candidates.blocks, candidates.losses
+        self._k = k = min(choice.k, len(blocks))
+        keep = min(choice.kept, k)
+        self._tokens = [block.tokens for block in blocks]
+        price = _PRICE * sum(self._tokens[:k]) / max(k, 1)
+        self._gains = sorted([(self._tokens[i] + price * losses[i], 1 << i) for i in range(keep, k)], reverse=True)
+        """What it is worth to leave each candidate out that may be left out, the best first."""
+        self._costs = [(price * losses[i], 1 << i) for i in sorted(may_enter)]
+        self._most_gained = sum([max(gain, 0.0) for gain, _ in self._gains])
+        self._extra = choice.extra
+        self._places = k - keep + choice.extra
+        self._free = sum([1 << i for i in [*range(keep, k), *may_enter]])
+        self._index = {blocks[i].fingerprint: i for i in [*range(k), *may_enter]}
+        self._best, self._value = (1 << k) - 1, 0.0
+        """The candidates to feed, and the tokens that they save, about."""
+
+    def walk_tree(self, view: PrefixView) -> None:
+        """Compare the resident paths behind the blocks already placed."""
+        if (start := view.tree.locate(view.after)) is None:
+            return
+        index, edges_left = self._index, _EDGES
+        stack: list[tuple[TreeNode[bytes], int, int]] = [(*start, 0)]
+        while stack and edges_left:
+            node, offset, path = stack.pop()
+            edges_left -= 1
+            keys = node.keys[offset:] if offset else node.keys
+            path, placed = self.extend(path, keys)
+            if placed < len(keys) or not (shared := node.children.keys() & index.keys()):
+                continue
+            most = self._saved(path) + self._most_gained
+            ranks = sorted([(index[key], key) for key in shared], reverse=True)
+            for i, key in ranks:
+                child = node.children[key]
+                if child.resident and most + child.reach > self._value and not path >> i & 1:
+                    stack.append((child, 0, path))
+
+    def extend(self, path: int, keys: Sequence[bytes]) -> tuple[int, int]:
+        """Return a path with the first `keys` that it may hold, and their number; compare all of its parts."""
+        placed = 0
+        for key in keys:
+            i = self._index.get(key)
+            if i is None:
+                break
+            longer = path | 1 << i
+            if (longer & self._free).bit_count() > self._places:
+                break
+            path, placed = longer, placed + 1
+            self._compare(path)
+        return path, placed
+
+    def _saved(self, path: int) -> int:
+        return sum([tokens for i, tokens in enumerate(self._tokens[: self._k]) if path >> i & 1])
+
+    def _compare(self, path: int) -> None:
+        value: float = self._saved(path)
+        fed = (1 << self._k) - 1
+        entering = [(cost, bit) for cost, bit in self._costs if path & bit]
+        leaving = iter([(gain, bit) for gain, bit in self._gains if gain > 0 and not path & bit])
+        extra = 0
+        for cost, bit in entering:
+            gain, left = next(leaving, (0.0, 0))
+            fed = (fed | bit) & ~left
+            value += gain - cost if left else _EXTRA_WORTH
+            extra += not left
+        if extra <= self._extra and value > self._value:
+            self._best, self._value = fed, value
+
+    def fed(self) -> list[int]:
+        """Return the indices of the candidates to feed, ascending."""
+        return [i for i in range(len(self._tokens)) if self._best >> i & 1]
+
+
+_DECAY = 0.999
+_MOST_PASSAGES = 8_192
+_FIRST_REQUESTS = 50
+"""Requests that count as served before the first one, so that a few choices are no large share."""
+_LARGEST = 2.0**64
+
+
+class Exposure:
+    """How often each passage of a scope was fed, and how often it entered by choice; older requests count less.
+
+    Bounded: beyond 8,192 passages, the one that was not fed for the longest time is forgotten.
+    """
+
+    def __init__(self) -> None:
+        self._weight = 1.0
+        """The weight of the next request, which grows instead of that of all others falling."""
+        self._requests = 0.0
+        self._passages: OrderedDict[bytes, tuple[float, float]] = OrderedDict()
+        """How often each passage was fed, and entered by choice."""
+
+    def add(self, fed: Iterable[bytes], entered: Collection[bytes]) -> None:
+        """Count a request that fed these passages, of which some have entered by choice. O(passages)."""
+        weight = self._weight
+        for key in fed:
+            times, choices = self._passages.pop(key, (0.0, 0.0))
+            self._passages[key] = times + weight, choices + weight * (key in entered)
+        while len(self._passages) > _MOST_PASSAGES:
+            self._passages.popitem(last=False)
+        self._requests += weight
+        self._weight = weight / _DECAY
+        if self._weight > _LARGEST:
+            self._weight /= _LARGEST
+            self._requests /= _LARGEST
+            for key, (times, choices) in self._passages.items():
+                self._passages[key] = times / _LARGEST, choices / _LARGEST
+
+    def share_chosen(self, key: bytes) -> float:
+        """Return the share of the requests in which a passage has entered by choice."""
+        requests = self._requests + _FIRST_REQUESTS * self._weight
+        return self._passages.get(key, (0.0, 0.0))[1] / requests
+
+    @property
+    def passages(self) -> int:
+        """Number of different passages that were fed lately."""
+        return len(self._passages)
+
+    def share_of_top(self, share: float = 0.01) -> float:
+        """Return the share of all that was fed that the most-fed passages have: this share of the passages, or one."""
+        times = sorted([times for times, _ in self._passages.values()], reverse=True)
+        return sum(times[: max(1, round(share * len(times)))]) / (sum(times) or 1.0)

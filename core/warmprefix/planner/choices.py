@@ -1,0 +1,50 @@
+"""What the choices of one scope depend on."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from warmprefix.choice import Candidates
+from warmprefix.order_sharing import LearnedOrder
+from warmprefix.ordering import OrderingPolicy, PrefixView, ServedBlock
+from warmprefix.ordering.choosing import Exposure, choose_candidates
+from warmprefix.prefix import PrefixTree
+
+__all__ = ["ScopeChoices"]
+
+
+class ScopeChoices:
+    """A mirror of the cache by which one scope chooses and orders. Not thread-safe: callers hold the planner's lock.
+
+    What tenants feed may not depend on other tenants, who share the engine's cache with them. So an isolated mirror has
+    a tree and a policy of its own, which know the scope's committed choices alone: no report or feed of the engine,
+    which show what others evict, and no order that was planned by these. Requests without a tenant use what their
+    scope has learned.
+    """
+
+    __slots__ = ("exposure", "is_isolated", "policy", "tree")
+
+    def __init__(self, tree: PrefixTree[bytes], policy: OrderingPolicy, is_isolated: bool) -> None:
+        self.tree = tree
+        self.policy = policy
+        self.is_isolated = is_isolated
+        self.exposure = Exposure()
+
+    def choose(self, candidates: Candidates, in_flight: Sequence[Sequence[bytes]]) -> list[int]:
+        """Return the indices of the candidates to feed, ascending."""
+        choice, share = candidates.choice, self.exposure.share_chosen
+        beyond = range(min(choice.k, candidates.reach), candidates.reach)
+        may_enter = [i for i in beyond if share(candidates.blocks[i].fingerprint) <= choice.most]
+        return choose_candidates(candidates, PrefixView(self.tree, (), in_flight), may_enter)
+
+    def learn(self, order: LearnedOrder, entered: Collection[bytes]) -> None:
+        """Learn an order that a model saw, and which of its blocks entered by choice. May raise what a policy does."""
+        self.exposure.add(order.keys, entered)
+        if self.is_isolated:
+            resident = self.tree.insert(order.keys, order.tokens).blocks
+            self.policy.observe(
+                [
+                    ServedBlock(key, length, rank, i < resident)
+                    for i, (key, length, rank) in enumerate(zip(*order, strict=True))
+                ]
+            )

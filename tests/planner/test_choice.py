@@ -1,0 +1,218 @@
+"""Candidates of which some are fed: validation, positions, and what is fed in place of what."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from warmprefix import Choice, ContextBlock, ContextPlan, ContextPlanner
+
+
+def candidates(names: str, scores: Sequence[float] | None = None, tokens: int = 100) -> list[ContextBlock]:
+    """Return one candidate per letter, by default with scores that fall by 1."""
+    falling = scores or [float(len(names) - i) for i in range(len(names))]
+    return [
+        ContextBlock(f"passage {name}", id=name, tokens=tokens, score=s) for name, s in zip(names, falling, strict=True)
+    ]
+
+
+def fed(plan: ContextPlan) -> str:
+    return "".join([str(planned.block.id) for planned in plan.blocks])
+
+
+def serve(planner: ContextPlanner, names: str, **options: Any) -> None:
+    with planner.planning(candidates(names), **options):
+        pass
+
+
+# -- values -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"k": 0}, "k must be 1 or more"),
+        ({"k": 2, "keep": 3}, "keep must be at most k, which is 2, got 3"),
+        ({"k": 2, "keep": -1}, "keep must be 0 or more"),
+        ({"k": 2, "extra": -1}, "extra must be 0 or more"),
+        ({"k": 2, "within": -0.1}, "within must be from 0"),
+        ({"k": 2, "within": math.nan}, "within must be from 0"),
+        ({"k": 2, "most": 1.1}, "most must be from 0 to 1"),
+        ({"k": 2, "scores": "cosine"}, "scores must be 'similarity' or 'distance', got 'cosine'"),
+    ],
+)
+def test_a_choice_checks_its_values(options: dict[str, Any], error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        Choice(**options)
+
+
+@pytest.mark.parametrize("options", [{"k": 2.0}, {"k": True}, {"k": 2, "keep": "1"}, {"k": 2, "within": "0.1"}])
+def test_a_choice_checks_its_types(options: dict[str, Any]) -> None:
+    with pytest.raises(TypeError):
+        Choice(**options)
+
+
+@pytest.mark.parametrize("score", [None, math.nan, math.inf, -math.inf, "0.5", True])
+def test_a_score_that_is_no_number_is_named_by_its_position(score: Any) -> None:
+    blocks = [*candidates("ab", [2.0, 1.0]), ContextBlock("c", score=score)]
+    with pytest.raises(ValueError, match="candidate 2 must have a finite score to choose by"):
+        ContextPlanner().plan(blocks, choose=Choice(k=2))
+
+
+def test_unsorted_candidates_are_named_by_their_position() -> None:
+    planner = ContextPlanner()
+    blank = ContextBlock(" ")
+    with pytest.raises(ValueError, match=r"descending scores, but candidate 3 has 2\.5 behind 2\.0"):
+        planner.plan([blank, *candidates("abc", [3.0, 2.0, 2.5])], choose=Choice(k=2))
+    with pytest.raises(ValueError, match="ascending scores, but candidate 1"):
+        planner.plan(candidates("ab", [0.2, 0.1]), choose=Choice(k=2, scores="distance"))
+
+
+def test_a_locked_order_and_other_values_are_refused() -> None:
+    planner = ContextPlanner()
+    with pytest.raises(ValueError, match="choose must be None with order_locked=True"):
+        planner.plan(candidates("abc"), choose=Choice(k=2), order_locked=True)
+    with pytest.raises(TypeError, match="choose must be a Choice or None, got int"):
+        planner.plan(candidates("abc"), choose=2)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("scores", "kind"),
+    [([9, 5, 1, 0], "similarity"), ([-1, -5, -9, -10], "similarity"), ([0.1, 0.5, 0.9, 1.0], "distance"),
+     ([1e308, 0.0, -1e308, -1.25e308], "similarity")],
+)  # fmt: skip
+def test_losses_mean_the_same_for_every_scale(scores: Sequence[float], kind: Any) -> None:
+    assert Choice(k=3, scores=kind).losses(scores) == pytest.approx([-1, -0.5, 0, 0.125])
+
+
+def test_without_a_spread_only_equal_scores_are_near() -> None:
+    assert Choice(k=2).losses([1, 1, 1, 0.9]) == [0, 0, 0, math.inf]
+    assert Choice(k=1).losses([3, 3, 2]) == [0, 0, math.inf]
+    assert Choice(k=2).losses([]) == []
+
+
+# -- what is fed ------------------------------------------------------------------------------------------------------
+
+
+def test_without_a_resident_path_the_first_are_fed_with_the_same_bytes() -> None:
+    alone, chosen = ContextPlanner(annotate="both"), ContextPlanner(annotate="both")
+    serve(alone, "wxyz")
+    serve(chosen, "wxyz")
+    expected = alone.plan(candidates("abcd"))
+    plan = chosen.plan(candidates("abcdefgh"), choose=Choice(k=4, within=9, extra=3))
+    assert plan.render() == expected.render()
+    assert [(out.block.id, out.position, out.reason, out.instead) for out in plan.left_out] == [
+        (name, 4 + i, "rank", None) for i, name in enumerate("efgh")
+    ]
+    assert plan.entered == ()
+    assert (expected.left_out, expected.entered) == ((), None)
+
+
+def test_a_resident_candidate_has_the_place_of_the_last() -> None:
+    planner = ContextPlanner()
+    serve(planner, "abcf")
+    plan = planner.plan(candidates("abcdef", [9, 8, 7, 5, 4.9, 4.8]), choose=Choice(k=4))
+    assert fed(plan) == "abcf"
+    assert [block.positions for block in plan.blocks] == [(0,), (1,), (2,), (5,)]
+    assert [(out.block.id, out.position, out.reason, out.instead) for out in plan.left_out] == [
+        ("d", 3, "exchanged", 5),
+        ("e", 4, "rank", None),
+    ]
+    assert plan.entered == (5,)
+    assert plan.resident_tokens == 400
+
+
+def test_the_first_ones_are_kept() -> None:
+    for keep, expected in ((4, "abcd"), (None, "eabc"), (0, "efab")):
+        planner = ContextPlanner()
+        serve(planner, "ef")
+        plan = planner.plan(candidates("abcdef", [9, 8, 7, 6, 6, 6]), choose=Choice(k=4, keep=keep))
+        assert fed(plan) == expected
+
+
+def test_a_candidate_beyond_the_tolerance_is_not_fed() -> None:
+    for within, expected in ((0.2, "abcd"), (0.23, "abcf")):
+        planner = ContextPlanner()
+        serve(planner, "abcf")
+        with planner.planning(candidates("abcdef", [9, 8, 7, 5, 4.9, 4.1]), choose=Choice(k=4, within=within)) as plan:
+            assert fed(plan) == expected
+
+
+def test_extra_candidates_are_fed_besides_the_first_ones() -> None:
+    planner = ContextPlanner()
+    serve(planner, "fabcdx")
+    plan = planner.plan(candidates("abcdef", [9, 8, 7, 5, 5, 5]), choose=Choice(k=4, extra=1))
+    assert fed(plan) == "fabcd"
+    assert plan.entered == (5,)
+    assert [(out.block.id, out.reason) for out in plan.left_out] == [("e", "rank")]
+
+
+def test_fewer_candidates_than_places_are_all_fed() -> None:
+    plan = ContextPlanner().plan(candidates("ab"), choose=Choice(k=8))
+    assert (fed(plan), plan.left_out) == ("ab", ())
+    assert ContextPlanner().plan([], choose=Choice(k=8)).blocks == ()
+
+
+def test_blank_and_equal_candidates_count_once() -> None:
+    a, b, c = candidates("abc")
+    plan = ContextPlanner().plan([a, ContextBlock(""), a, b, c], choose=Choice(k=2))
+    assert [block.positions for block in plan.blocks] == [(0, 2), (3,)]
+    assert [(out.position, out.reason) for out in plan.left_out] == [(4, "rank")]
+
+
+def test_a_later_turn_of_a_conversation_feeds_the_first_ones() -> None:
+    planner = ContextPlanner()
+    serve(planner, "abcf")
+    blocks = candidates("abcdef", [9, 8, 7, 5, 4.9, 4.8])
+    options: dict[str, Any] = {"placement": "tail", "choose": Choice(k=4)}
+    assert fed(planner.plan(blocks, history=[], **options)) == "abcf"
+    assert fed(planner.plan(blocks, history=[{"role": "user", "content": "Hello"}], **options)) == "abcd"
+    first = planner.plan(blocks, conversation="c", **options)
+    assert fed(first) == "abcf"
+    assert planner.commit(first)
+    later = planner.plan(blocks, conversation="c", **options)
+    assert fed(later) == "abcd"
+    assert [block.reference is not None for block in later.blocks] == [True, True, True, False]
+
+
+def test_requests_of_one_burst_find_the_paths_in_flight() -> None:
+    planner = ContextPlanner()
+
+    async def burst() -> list[ContextPlan]:
+        return await asyncio.gather(
+            planner.aplan(candidates("abcf")),
+            planner.aplan(candidates("abcdef", [9, 8, 7, 5, 4.9, 4.8]), choose=Choice(k=4)),
+        )
+
+    assert [fed(plan) for plan in asyncio.run(burst())] == ["abcf", "abcf"]
+    assert planner.stats().queued_requests == 0
+
+
+def test_a_passage_seldom_enters_by_choice() -> None:
+    planner = ContextPlanner(capacity_tokens=400)
+    entered = 0
+    for _ in range(300):
+        serve(planner, "abcf")
+        with planner.planning(candidates("abcdef", [9, 8, 7, 5, 4.9, 4.8]), choose=Choice(k=4, most=0.1)) as plan:
+            entered += plan.entered == (5,)
+    assert 0 < entered < 60
+
+
+def test_another_tenant_never_changes_what_is_fed() -> None:
+    alone, shared = ContextPlanner(capacity_tokens=1_000), ContextPlanner(capacity_tokens=1_000)
+    for planner in (alone, shared):
+        for i in range(40):
+            if planner is shared:
+                with planner.planning(candidates("ghijklmnop"), tenant="other"):
+                    pass
+            names = "abcfde" if i % 2 else "abcdef"
+            blocks = candidates(names, [9, 8, 7, 5, 4.9, 4.8])
+            plan = planner.plan(blocks, tenant="own", choose=Choice(k=4, most=1))
+            planner.commit(plan, 0 if planner is shared else 400)
+            assert (fed(plan)[:3], len(plan.blocks)) == ("abc", 4)
+            if i:
+                assert fed(plan) == "abcd", "the first one that was fed"
