@@ -182,7 +182,7 @@ def test_a_later_turn_of_a_conversation_feeds_the_first_ones() -> None:
 def test_requests_of_one_burst_find_the_paths_in_flight() -> None:
     planner = ContextPlanner()
 
-    async def burst() -> list[ContextPlan]:
+    async def burst() -> tuple[ContextPlan, ContextPlan]:
         return await asyncio.gather(
             planner.aplan(candidates("abcf")),
             planner.aplan(candidates("abcdef", [9, 8, 7, 5, 4.9, 4.8]), choose=Choice(k=4)),
