@@ -78,9 +78,13 @@ class Bm25Retriever:
 
     def retrieve(self, query: str, k: int) -> tuple[ContextBlock, ...]:
         """Return at most `k` blocks that share a word with the query, best first; equals in order of the index."""
+        return tuple([block for block, _ in self.scored(query, k)])
+
+    def scored(self, query: str, k: int) -> list[tuple[ContextBlock, float]]:
+        """Return the same blocks, each with its score."""
         totals: defaultdict[int, float] = defaultdict(float)
         for word in content_words(query):
             for number, score in self._scores.get(word, ()):
                 totals[number] += score
         best = sorted(totals, key=lambda number: (-totals[number], number))[:k]
-        return tuple(self._blocks[number] for number in best)
+        return [(self._blocks[number], totals[number]) for number in best]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import random
 import re
 import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -30,6 +32,7 @@ from warmprefix_tools.quality.conversations import Messages
 from warmprefix_tools.quality.data_sets import DATA_SETS, data_set_questions
 from warmprefix_tools.quality.made_up import made_up_questions
 from warmprefix_tools.quality.questions import (
+    Candidate,
     EarlierTurn,
     EvidenceQuestion,
     QuestionsError,
@@ -38,12 +41,13 @@ from warmprefix_tools.quality.questions import (
     with_fewer_passages,
 )
 
+SCORED = [{"text": "The sea.", "score": 2.5}, {"text": "The sky.", "score": -1}]
 GOOD = {"id": "1", "question": "How deep?", "answers": ["3,688 m"], "passages": ["The sea.", "The sky."], "gold": [0]}
 
 
 def test_a_file_is_read(tmp_path: Path) -> None:
     turn = {"question": "Where?", "answer": "There.", "passages": ["The sea."]}
-    other = {**GOOD, "id": 2, "answers": [], "gold": [], "earlier": [turn]}
+    other = {**GOOD, "id": 2, "answers": [], "gold": [], "earlier": [turn], "candidates": SCORED}
     path = tmp_path / "questions.jsonl"
     path.write_text(f"{json.dumps(GOOD)}\n\n{json.dumps(other)}\n")
     one, two = read_questions(path)
@@ -53,6 +57,7 @@ def test_a_file_is_read(tmp_path: Path) -> None:
     )
     assert (two.id, two.answers) == ("2", ())
     assert two.earlier == (EarlierTurn("Where?", "There.", ("The sea.",)),)
+    assert (one.candidates, two.candidates) == ((), (Candidate("The sea.", 2.5), Candidate("The sky.", -1.0)))
 
 
 @pytest.mark.parametrize(
@@ -71,6 +76,13 @@ def test_a_file_is_read(tmp_path: Path) -> None:
         ({"earlier": ["Why?"]}, "earlier.0: "),
         ({"earlier": [{"question": "Why?", "answer": "", "passages": ["a"]}]}, "earlier.0.answer: "),
         ({"earlier": [{"question": "Why?", "answer": "a", "passages": ["a", "a"]}]}, "all different"),
+        ({"candidates": [{"text": "The sea."}]}, "candidates.0.score: "),
+        ({"candidates": [{"text": "The sea.", "score": "high"}]}, "candidates.0.score: "),
+        ({"candidates": [*SCORED, {"text": "The moon.", "score": 1e999}]}, "candidates.2.score: .*finite"),
+        ({"candidates": SCORED[:1]}, "the first ones must be the passages"),
+        ({"candidates": SCORED[::-1]}, "the first ones must be the passages"),
+        ({"candidates": [*SCORED, SCORED[0]]}, "all different"),
+        ({"candidates": [*SCORED, {"text": "The moon.", "score": 3}]}, "a higher one at index 2"),
         ({"id": "1"}, "the id '1' is there twice"),
     ],
 )
@@ -249,6 +261,63 @@ def test_arms_do_what_their_names_promise() -> None:
     assert gold not in prompts["references"].messages[-1]["content"]
 
 
+# -- arms with other evidence ------------------------------------------------------------------------------------------
+
+
+def question_with_candidates(number: int, rng: random.Random) -> EvidenceQuestion:
+    """Return a question on one of a few topics, whose passages are found in another order each time."""
+    topic = number % 3
+    texts = [f"Passage {each} of topic {topic}. {'It is long. ' * 20}" for each in range(12)]
+    scores = [10.0, *sorted([rng.uniform(8, 9) for _ in texts[1:]], reverse=True)]
+    found = tuple(map(Candidate, rng.sample(texts, len(texts)), scores))
+    passages = tuple([each.text for each in found[:6]])
+    return EvidenceQuestion(str(number), f"Question {number}?", ("It is long",), passages, (0,), candidates=found)
+
+
+def fed_candidates(prompt: ArmPrompt) -> list[int]:
+    context = prompt.messages[1]["content"]
+    return [at for at, each in enumerate(prompt.question.candidates) if each.text in context]
+
+
+def test_a_choice_feeds_other_candidates() -> None:
+    rng = random.Random(1)
+    questions = [question_with_candidates(number, rng) for number in range(60)]
+    arms = expanded_arms(["planned", "chosen", "extra", "chance"], questions)
+    assert all(baseline_of(arm) == "relevance" for arm in arms)
+    prompts = list(prompts_of(arms, questions))
+    assert prompts == list(prompts_of(arms, questions))
+    fed = {arm: [fed_candidates(prompt) for prompt in prompts if prompt.arm == arm] for arm in arms}
+    first = [*range(6)]
+    assert fed["relevance"] == fed["planned"] == [first] * 60
+    assert all(each[:3] == first[:3] and len(each) == 6 for each in [*fed["chosen"], *fed["chance"]])
+    assert all(each[:6] == first and len(each) <= 8 for each in fed["extra"])
+    swaps = {arm: [sum(at >= 6 for at in each) for each in fed[arm]] for arm in ("chosen", "chance", "extra")}
+    assert sum(swaps["chosen"]) > 20
+    assert sum(swaps["extra"]) > 10
+    assert swaps["chance"] == swaps["chosen"]
+    assert fed["chance"] != fed["chosen"]
+
+
+def test_a_choice_needs_scores() -> None:
+    questions = list(made_up_questions(3))
+    for arm in ("chosen", "extra", "chance"):
+        with pytest.raises(ArmError, match="need questions with candidates"):
+            list(prompts_of(["relevance", arm], questions))
+    scored = question_with_candidates(0, random.Random(0))
+    arms = ("relevance", "chosen", "extra", "chance")
+    for prompt in prompts_of(arms, [scored, *questions, scored]):
+        if prompt.question is not scored:
+            assert all(text in prompt.messages[1]["content"] for text in prompt.question.passages)
+
+
+def test_fewer_passages_are_those_that_the_retriever_would_return() -> None:
+    question = replace(question_with_candidates(0, random.Random(0)), gold=(1,))
+    fewer = with_fewer_passages(question, 4)
+    assert (fewer.passages, fewer.candidates) == (question.passages[:4], question.candidates)
+    moved = with_fewer_passages(replace(question, gold=(5,)), 4)
+    assert (moved.passages, moved.candidates) == ((*question.passages[:3], question.passages[5]), ())
+
+
 def squad_paragraph(name: str) -> dict[str, Any]:
     context = f"{name} lies by the sea. Its harbour is {name}port."
     answer = {"text": f"{name}port", "answer_start": context.index(f"{name}port")}
@@ -268,6 +337,7 @@ def test_a_file_in_squads_format_is_read() -> None:
         (gold,) = question.gold
         assert question.passages[gold].startswith(question.id)
         assert question.answers == (f"{question.id}port",)
+        assert question.passages == tuple([each.text for each in question.candidates])[: len(question.passages)]
         assert len(set(question.passages)) == len(question.passages)
 
 

@@ -9,12 +9,13 @@ from importlib import import_module
 from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
-from warmprefix import ContextBlock, ContextPlan, ContextPlanner
+from warmprefix import Choice, ContextBlock, ContextPlan, ContextPlanner
 from warmprefix.annotate import Annotate
 from warmprefix.batch import BatchRequest
 from warmprefix.errors import WarmprefixError
 from warmprefix.labels import label_candidates
 from warmprefix_openai import messages_for
+from warmprefix_tools.chance_swaps import chance_swaps
 from warmprefix_tools.quality.conversations import Messages, history_of, later_turn
 from warmprefix_tools.quality.questions import EvidenceQuestion
 
@@ -44,6 +45,9 @@ SYSTEM = (
 _CITING = " Behind the answer, name the [label] of the passage that it follows from."
 _BORDER = "---\n"
 """In front of each passage, in the arms that show where one begins."""
+_CACHE_TOKENS = 100_000
+"""Size of the cache that the arms with a choice assume."""
+_EXTRA = 2
 _ORDERS = 5
 """Random orders of the group `orders`."""
 _NUMBERED = re.compile(r"(gold|shuffled)-([1-9]\d?)")
@@ -232,6 +236,41 @@ def _batch(questions: Sequence[EvidenceQuestion], system: str) -> _Maker:
     return lambda question: _prompt(plans[question.id], question, system)
 
 
+# -- other evidence; all have the order of the arm `planned` -----------------------------------------------------------
+
+
+def _choosing(choice: Callable[[int], Choice], by_chance: bool = False) -> _Arm:
+    """Return an arm that feeds some of a question's candidates, given the choice for a number of places.
+
+    By chance, others enter than the choice's, and as many.
+    """
+
+    def new(questions: Sequence[EvidenceQuestion], system: str) -> _Maker:
+        if not any(question.candidates for question in questions):
+            raise ArmError(
+                "the arms chosen, extra and chance need questions with candidates and their scores, and none has them:"
+                " see docs/quality.md"
+            )
+        planner, served = (ContextPlanner(annotate="none", capacity_tokens=_CACHE_TOKENS) for _ in range(2))
+
+        def make(question: EvidenceQuestion) -> _Made:
+            found, choose = question.candidates, choice(len(question.passages))
+            blocks = [ContextBlock(each.text, score=each.score) for each in found] or blocks_of(question)
+            with planner.planning(blocks, preamble=system, choose=choose if found else None) as plan:
+                made = _prompt(plan, question, system)
+            if not found or not by_chance:
+                return made
+            swaps = sum(left.reason == "exchanged" for left in plan.left_out)
+            rng = random.Random(f"{question.id}chance")  # noqa: S311
+            fed = chance_swaps([each.score for each in found], choose, swaps, rng)
+            with served.planning([blocks[position] for position in fed], preamble=system) as plan:
+                return _prompt(plan, question, system)
+
+        return make
+
+    return _Arm("relevance", new)
+
+
 # -- forms of the note; all have the order of the arm `note`, and a note where that arm has one ------------------------
 
 _Form = Callable[[ContextPlan], str]
@@ -299,6 +338,9 @@ _ARMS: Mapping[str, _Arm] = {
     "places": _planned("note", form=_with_places),
     "named": _planned("note", form=_with_named_label),
     "batch": _Arm("relevance", _batch),
+    "chosen": _choosing(lambda places: Choice(k=places)),
+    "extra": _choosing(lambda places: Choice(k=places, keep=places, extra=_EXTRA)),
+    "chance": _choosing(lambda places: Choice(k=places), by_chance=True),
     "shuffled": _fixed(_shuffled),
     "full-again": _conversation(later_turn(refers=False), "full-again"),
     "references": _conversation(later_turn(refers=True), "full-again"),

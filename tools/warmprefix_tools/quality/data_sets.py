@@ -94,8 +94,7 @@ def _multi_hop(data: bytes) -> Iterator[EvidenceQuestion]:
     for row in rows:
         named = {title for title, _ in row["supporting_facts"]}
         needed = [_titled(title, sentences) for title, sentences in row["context"] if title in named]
-        passages, gold = evidence_with(retriever, row["question"], needed)
-        yield EvidenceQuestion(row["_id"], row["question"], (row["answer"],), passages, gold)
+        yield evidence_with(retriever, row["question"], needed).asked(row["_id"], row["question"], (row["answer"],))
 
 
 def _titled(title: str, sentences: Iterable[str]) -> str:
@@ -112,13 +111,13 @@ def _support_chats(data: bytes) -> Iterator[EvidenceQuestion]:
         asked, answered = turns[0::2], turns[1::2]
         earlier: list[EarlierTurn] = []
         for before, question, answer in zip(["", *asked], asked, answered, strict=False):
-            earlier.append(EarlierTurn(question, answer, evidence_with(retriever, f"{before} {question}", [])[0]))
+            earlier.append(EarlierTurn(question, answer, evidence_with(retriever, f"{before} {question}", []).passages))
         needed = list(dict.fromkeys([passage["text"].strip() for passage in task["contexts"]]))
         before = asked[-2] if len(asked) > 1 else ""
-        passages, gold = evidence_with(retriever, f"{before} {asked[-1]}", needed)
+        found = evidence_with(retriever, f"{before} {asked[-1]}", needed)
         answers = tuple([target["text"] for target in task["targets"]])
         complete = tuple([turn for turn in earlier if turn.passages])
-        yield EvidenceQuestion(task["task_id"], asked[-1], answers, passages, gold, complete)
+        yield found.asked(task["task_id"], asked[-1], answers, complete)
 
 
 def _chat_memories(data: bytes) -> Iterator[EvidenceQuestion]:
@@ -130,10 +129,10 @@ def _chat_memories(data: bytes) -> Iterator[EvidenceQuestion]:
         retriever = _retriever(messages.values())
         for number, asked in enumerate(chat["qa"]):
             needed = [messages[place] for place in asked["evidence"] if place in messages]
-            passages, gold = evidence_with(retriever, asked["question"], needed, 16)
+            found = evidence_with(retriever, asked["question"], needed, 16)
             answers = () if asked.get("answer") is None else (str(asked["answer"]),)
-            if passages:
-                yield EvidenceQuestion(f"{Path(name).stem}-{number}", asked["question"], answers, passages, gold)
+            if found.passages:
+                yield found.asked(f"{Path(name).stem}-{number}", asked["question"], answers)
 
 
 def _dated_messages(chat: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -15,12 +16,14 @@ from warmprefix_tools.retriever import Bm25Retriever
 
 try:
     from annotated_types import Ge, Le, Len
-    from pydantic import AfterValidator, BaseModel, Strict, StringConstraints, ValidationError
+    from pydantic import AfterValidator, BaseModel, FiniteFloat, Strict, StringConstraints, ValidationError
 except ImportError as exc:
     raise MissingExtraError("cli", "pydantic") from exc
 
 __all__ = [
+    "Candidate",
     "EarlierTurn",
+    "Evidence",
     "EvidenceQuestion",
     "QuestionsError",
     "evidence_with",
@@ -33,8 +36,20 @@ _SENTENCE = re.compile(r".{40,}?(?:[.!?][\"\u201d)]?\s+(?=\W?[A-Z0-9])|\Z)|.+", 
 """A sentence of 40 characters or more: an abbreviation seldom ends one."""
 
 
+_CANDIDATES = 2.5
+"""Candidates per place."""
+
+
 class QuestionsError(WarmprefixError):
     """Questions could not be read; the message names the file and the line."""
+
+
+class Candidate(NamedTuple):
+    """A passage that the retriever found, with its score."""
+
+    text: str
+    score: float
+    """Higher is better."""
 
 
 class EarlierTurn(NamedTuple):
@@ -62,6 +77,9 @@ class EvidenceQuestion:
     """Oldest first."""
     chance: float | None = None
     """Share of guesses among the evidence that are right, from 0 to 1; None if unknown."""
+    candidates: tuple[Candidate, ...] = ()
+    """In relevance order, all different: the passages, and others that no place was left for. Empty if the passages are
+    not the first ones that the retriever found, or their scores are unknown."""
 
 
 _Text = Annotated[str, StringConstraints(pattern=r"\S")]
@@ -84,6 +102,13 @@ class _TurnFields(BaseModel):
     passages: _Passages
 
 
+class _CandidateFields(BaseModel):
+    """A candidate in a file of questions."""
+
+    text: _Text
+    score: FiniteFloat
+
+
 class _QuestionLine(BaseModel):
     """A line of a file of questions."""
 
@@ -94,19 +119,32 @@ class _QuestionLine(BaseModel):
     gold: tuple[Annotated[int, Strict(), Ge(0)], ...] = ()
     earlier: tuple[_TurnFields, ...] = ()
     chance: Annotated[float, Ge(0), Le(1)] | None = None
+    candidates: tuple[_CandidateFields, ...] = ()
 
     def made(self, number: int) -> EvidenceQuestion:
         """Return the question; a line without an id gets its number."""
         if any(at >= len(self.passages) for at in self.gold):
             raise ValueError("gold must be a list of indices of passages")
+        found = tuple([Candidate(each.text, each.score) for each in self.candidates])
+        if found:
+            _check_candidates(found, self.passages)
         turns = tuple([EarlierTurn(turn.question, turn.answer, turn.passages) for turn in self.earlier])
         id = str(number if self.id is None else self.id)
-        return EvidenceQuestion(id, self.question, self.answers, self.passages, self.gold, turns, self.chance)
+        return EvidenceQuestion(id, self.question, self.answers, self.passages, self.gold, turns, self.chance, found)
+
+
+def _check_candidates(candidates: Sequence[Candidate], passages: tuple[str, ...]) -> None:
+    texts = tuple([each.text for each in candidates])
+    if len(set(texts)) < len(texts) or texts[: len(passages)] != passages:
+        raise ValueError("candidates must be all different, and the first ones must be the passages")
+    for at, (one, next_one) in enumerate(pairwise(candidates), 1):
+        if next_one.score > one.score:
+            raise ValueError(f"candidates must come with falling scores, got a higher one at index {at}")
 
 
 def read_questions(path: Path) -> list[EvidenceQuestion]:
     """Read a file with one JSON object per line: `id`, `question`, `answers`, `passages`, and perhaps `gold`,
-    `earlier` and `chance`.
+    `earlier`, `chance` and `candidates`.
 
     Raises:
         QuestionsError: The file can't be read, or a line is not of this form.
@@ -137,7 +175,8 @@ def read_questions(path: Path) -> list[EvidenceQuestion]:
 def with_fewer_passages(question: EvidenceQuestion, count: int) -> EvidenceQuestion:
     """Return a question with this many passages at most in each turn: those that the answer needs, and the first ones.
 
-    A needed passage stays even if there are more of them.
+    A needed passage stays even if there are more of them. If another one leaves for it, the question has no candidates:
+    no retriever would have returned these passages.
     """
     needed = {question.passages[at] for at in question.gold}
 
@@ -150,6 +189,7 @@ def with_fewer_passages(question: EvidenceQuestion, count: int) -> EvidenceQuest
     return replace(
         question,
         passages=passages,
+        candidates=question.candidates if passages == question.passages[: len(passages)] else (),
         gold=tuple(sorted(map(passages.index, needed))),
         earlier=tuple([turn._replace(passages=fewer(turn.passages)) for turn in question.earlier]),
         chance=question.chance and min(1.0, question.chance * len(question.passages) / len(passages)),
@@ -180,8 +220,8 @@ def squad_questions(text: bytes, sentences: bool = False) -> Iterator[EvidenceQu
         if sentences:
             begin = int(entry["answers"][0]["answer_start"])
             needed = next(part for part in split(needed) if (begin := begin - len(part)) < 0)
-        passages, gold = evidence_with(retriever, question, [needed.strip()], 5 if sentences else 8)
-        yield EvidenceQuestion(str(entry["id"]), question, tuple(dict.fromkeys(answers)), passages, gold)
+        found = evidence_with(retriever, question, [needed.strip()], 5 if sentences else 8)
+        yield found.asked(str(entry["id"]), question, tuple(dict.fromkeys(answers)))
 
 
 def _sentences(paragraph: str) -> list[str]:
@@ -189,16 +229,32 @@ def _sentences(paragraph: str) -> list[str]:
     return [found[0] for found in _SENTENCE.finditer(paragraph)]
 
 
-def evidence_with(
-    retriever: Bm25Retriever, question: str, needed: Sequence[str], count: int = 8
-) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Return the passages that BM25 finds for a question, and the indices of the needed ones.
+class Evidence(NamedTuple):
+    """What a retriever finds for a question."""
 
-    Needed passages that BM25 does not find take the last places.
+    passages: tuple[str, ...]
+    gold: tuple[int, ...]
+    candidates: tuple[Candidate, ...]
+    """See `EvidenceQuestion`, as for the others."""
+
+    def asked(
+        self, id: str, question: str, answers: tuple[str, ...], earlier: tuple[EarlierTurn, ...] = ()
+    ) -> EvidenceQuestion:
+        """Return the question with this evidence."""
+        return EvidenceQuestion(id, question, answers, self.passages, self.gold, earlier, None, self.candidates)
+
+
+def evidence_with(retriever: Bm25Retriever, question: str, needed: Sequence[str], count: int = 8) -> Evidence:
+    """Return the passages that BM25 finds for a question, the indices of the needed ones, and the candidates.
+
+    Needed passages that BM25 does not find take the last places; then there are no candidates.
     """
-    found = [block.text for block in retriever.retrieve(question, count)]
+    scored = retriever.scored(question, round(_CANDIDATES * count))
+    candidates = [Candidate(block.text, score) for block, score in scored]
+    found = [each.text for each in candidates[:count]]
     missing = [text for text in dict.fromkeys(needed) if text not in found]
     others = [text for text in found if text not in needed]
     dropped = set(others[len(others) - max(0, len(found) + len(missing) - count) :])
     passages = [text for text in found if text not in dropped] + missing
-    return tuple(passages), tuple(sorted({passages.index(text) for text in needed}))
+    gold = tuple(sorted({passages.index(text) for text in needed}))
+    return Evidence(tuple(passages), gold, () if missing else tuple(candidates))
