@@ -31,7 +31,15 @@ These were made to measure retention. Its rules were changed where it lost on so
 - `drcd_bursts`, `dstc11_turns`: all questions about a Chinese article in a row, and chats about hotels.
 - `scitldr_abstracts`, `seamonkey_tickets`: documents that are read once, so no two requests share a block.
 
+These were made for `choice.py`:
+
+- `flask_releases`: the documentation of five releases, pooled, with its texts. Most sections come in all five.
+- `xquad_en_dense`, `pubmedqa_sections_dense`, `tatqa_reports_dense`, `cosqa_functions_dense`: the same texts and
+  questions, found by dense vectors: latent semantic analysis. These need numpy.
+
 Where nothing is published, the retrieval is the demo's BM25; for the three other languages, the words are split here.
+Its requests have scores and twelve candidates beyond their `k`. `gold` is what the data set names as the answer's
+source.
 Lengths are estimated from the bytes (but for `ragpulse_rag`). Ten conversations take turns.
 
 The sums were computed from the repositories' files. The download over the network has only been tested with a local

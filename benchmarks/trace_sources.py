@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ from trace_lines import (
     MAX_REQUESTS,
     Words,
     character_pairs,
+    latent_search,
     own_part_lines,
     own_section_lines,
     ragpulse_lines,
@@ -49,6 +51,8 @@ class Source(NamedTuple):
 
 
 _BM25 = "BM25 of warmprefix's demo"
+_DENSE_K = 8
+_LATENT = "latent semantic analysis of the texts, 200 dimensions: cosines"
 _GORILLA = "ShishirPatil/gorilla/6ea57973c7a6097fd7c5915698c54c17c5b1b6c8"
 _CHROMA = (
     "brandonstarxel/chunking_evaluation/d451fc4cf56e417b755994b4ca5212fd5057c0d2/"
@@ -75,11 +79,29 @@ def _files(folder: str, sums: Mapping[str, str]) -> tuple[File, ...]:
 
 
 def _listed_files(name: str) -> tuple[File, ...]:
-    """Return the files that `sums/NAME.sha256` lists: its first line is `# owner/name/commit`."""
-    text = (Path(__file__).parent / "sums" / f"{name}.sha256").read_text(encoding="utf-8")
-    folder, *lines = text.splitlines()
-    pairs = (line.split(maxsplit=1) for line in lines)
-    return tuple(File(f"{folder.removeprefix('# ')}/{path}", sha256) for sha256, path in pairs)
+    """Return the files that `sums/NAME.sha256` lists, below a line `# owner/name/commit`."""
+    return tuple(file for _, file in _listed_releases(name))
+
+
+def _listed_releases(name: str) -> Iterator[tuple[str, File]]:
+    """Yield the same files, each with the name of its release: `# owner/name/commit RELEASE` stands above its files."""
+    folder = release = ""
+    for line in (Path(__file__).parent / "sums" / f"{name}.sha256").read_text(encoding="utf-8").splitlines():
+        first, rest = line.split(maxsplit=1)
+        if first == "#":
+            folder, _, release = rest.partition(" ")
+        else:
+            yield release, File(f"{folder}/{rest}", first)
+
+
+def _dense(name: str, source: Source, read: Callable[[Data], Sequence[Collection]]) -> Source:
+    """Return the trace that a dense retriever makes of the same texts and questions."""
+    lines = partial(_dense_lines, read)
+    return source._replace(name=name, retriever=_LATENT, k=_DENSE_K, lines=lines, bundle="")
+
+
+def _dense_lines(read: Callable[[Data], Sequence[Collection]], data: Data) -> Iterator[Line]:
+    return searched(read(data), _DENSE_K, index=latent_search)
 
 
 _TOOL_TURNS = _files(
@@ -129,7 +151,9 @@ _ABSTRACTS = _files(
     {"ori_pqal.json": "8b3276be8942ebbd77f3ddcda12c1749bf0e490045a736fd8438ee40cf37a41d"},
 )
 
-SOURCES: Mapping[str, Source] = {
+_FLASK_RELEASES = [f"Flask {release}" for release, _ in _listed_releases("flask")]
+
+_PUBLISHED: Mapping[str, Source] = {
     source.name: source
     for source in (
         Source(
@@ -501,6 +525,15 @@ SOURCES: Mapping[str, Source] = {
             ),
             trace_texts.tool_search,
         ),
+        Source(
+            "flask_releases",
+            "github.com/pallets/flask, docs of 2.1.3, 2.2.5, 2.3.3, 3.0.3 and 3.1.2 (sums/flask.sha256)",
+            "BSD-3-Clause",
+            _BM25,
+            10,
+            _listed_files("flask"),
+            lambda data: searched(trace_texts.releases(data, _FLASK_RELEASES), 10, with_texts=True),
+        ),
         _searched(
             "werkzeug_code",
             "github.com/pallets/werkzeug at 1b00618, modules and tests (sums/werkzeug.sha256)",
@@ -510,4 +543,14 @@ SOURCES: Mapping[str, Source] = {
             trace_texts.tested_code,
         ),
     )
+}
+_DENSE = {
+    "xquad_en": trace_texts.squad,
+    "pubmedqa_sections": trace_texts.pubmed,
+    "tatqa_reports": trace_texts.financial_reports,
+    "cosqa_functions": trace_texts.functions,
+}
+SOURCES: Mapping[str, Source] = {
+    **_PUBLISHED,
+    **{f"{name}_dense": _dense(f"{name}_dense", _PUBLISHED[name], read) for name, read in _DENSE.items()},
 }

@@ -9,9 +9,9 @@ import json
 import random
 import re
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Any, NamedTuple
 
 _MEETING_BLOCK_BYTES = 2_800
@@ -20,6 +20,7 @@ _PROBLEMS = 2_500
 _POST_BLOCK_BYTES = 1_000
 _PAPER_BLOCK_BYTES = 640
 _TICKET_BYTES = 1_200
+_SECTION_BYTES = 1_600
 _QUESTIONS_PER_POST = 8
 _CHATS = 600
 
@@ -35,6 +36,8 @@ class Question(NamedTuple):
     query: str
     conversation: int | None = None
     """None for a question that stands alone."""
+    gold: Sequence[str] = ()
+    """Texts that have the answer, where the data set names them."""
 
 
 class Collection(NamedTuple):
@@ -62,14 +65,19 @@ def alone(questions: Sequence[str]) -> list[Question]:
     return [Question(question, question) for question in questions]
 
 
+def answered(questions: Iterable[tuple[str, Sequence[str]]]) -> list[Question]:
+    """Return questions that stand alone, each with the texts that have its answer."""
+    return [Question(question, question, gold=gold) for question, gold in questions]
+
+
 # -- question answering ------------------------------------------------------------------------------------------------
 
 
 def squad(data: Data) -> list[Collection]:
     """Return all paragraphs of files in the form of SQuAD, and all questions."""
     paragraphs = squad_paragraphs(data)
-    questions = [asked["question"] for paragraph in paragraphs for asked in paragraph["qas"]]
-    return [Collection([paragraph["context"] for paragraph in paragraphs], alone(questions))]
+    asked = [(asked["question"], [paragraph["context"]]) for paragraph in paragraphs for asked in paragraph["qas"]]
+    return [Collection([paragraph["context"] for paragraph in paragraphs], answered(asked))]
 
 
 def squad_texts(data: Data) -> Iterator[Line]:
@@ -93,7 +101,8 @@ def nq_open(data: Data) -> list[Collection]:
     (file,) = data
     records = list(json_lines(file))
     texts = [f"{record['question']}? {'; '.join(record['answer'])}" for record in records]
-    return [Collection(texts, alone([record["question"] for record in records]))]
+    asked = [(record["question"], [text]) for record, text in zip(records, texts, strict=True)]
+    return [Collection(texts, answered(asked))]
 
 
 def pubmed(data: Data) -> list[Collection]:
@@ -101,26 +110,40 @@ def pubmed(data: Data) -> list[Collection]:
     (file,) = data
     articles = json.loads(file).values()
     texts = [section for article in articles for section in article["CONTEXTS"]]
-    return [Collection(texts, alone([article["QUESTION"] for article in articles]))]
+    return [Collection(texts, answered([(article["QUESTION"], article["CONTEXTS"]) for article in articles]))]
 
 
 def financial_reports(data: Data) -> list[Collection]:
     """Return tables and paragraphs of all reports; the questions stay in the reports' order."""
     (file,) = data
     texts: list[str] = []
-    questions: list[str] = []
+    questions: list[Question] = []
     for report in json.loads(file):
-        texts.append("\n".join(" | ".join(row) for row in report["table"]["table"]))
-        texts += [paragraph["text"] for paragraph in report["paragraphs"]]
-        questions += [asked["question"] for asked in report["questions"]]
-    return [Collection(texts, alone(questions))]
+        table = "\n".join(" | ".join(row) for row in report["table"]["table"])
+        by_number = {str(paragraph["order"]): paragraph["text"] for paragraph in report["paragraphs"]}
+        texts += [table, *by_number.values()]
+        for asked in report["questions"]:
+            gold = [table] * ("table" in asked["answer_from"]) + [
+                by_number[number] for number in asked["rel_paragraphs"]
+            ]
+            questions += answered([(asked["question"], gold)])
+    return [Collection(texts, questions)]
 
 
 def fixed_sizes(data: Data) -> list[Collection]:
     """Return blocks of about 800 tokens of each corpus; the questions search all of them."""
     *corpora, table = data
-    texts = [text for corpus in corpora for text in filled(re.split(r"(?<=\s)", corpus.decode()), _CORPUS_BLOCK_BYTES)]
-    return [Collection(texts, alone([row["question"] for row in csv_rows(table)]))]
+    parts = [[*filled(re.split(r"(?<=\s)", corpus.decode()), _CORPUS_BLOCK_BYTES)] for corpus in corpora]
+    whole = ["".join(own) for own in parts]
+    asked: list[tuple[str, Sequence[str]]] = []
+    for row in csv_rows(table):
+        gold: list[str] = []
+        for content in (quoted["content"] for quoted in json.loads(row["references"])):
+            for text, own in zip(whole, parts, strict=True):
+                if (start := text.find(content)) >= 0:
+                    gold += overlapping(own, [(start, start + len(content))])
+        asked.append((row["question"], gold))
+    return [Collection([text for own in parts for text in own], answered(asked))]
 
 
 def filled(parts: Sequence[str], most_bytes: int) -> Iterator[str]:
@@ -172,14 +195,57 @@ def policies(data: Data) -> list[Collection]:
 
 def papers(data: Data) -> list[Collection]:
     """Return blocks of about 160 tokens of all papers; the questions are in random order."""
-    paragraphs = squad_paragraphs(data)
-    texts = [
-        text
-        for paragraph in paragraphs
-        for text in filled(re.split(r"(?<=[.!?]\s)", paragraph["context"]), _PAPER_BLOCK_BYTES)
+    texts: list[str] = []
+    asked: list[tuple[str, Sequence[str]]] = []
+    for paragraph in squad_paragraphs(data):
+        own = [*filled(re.split(r"(?<=[.!?]\s)", paragraph["context"]), _PAPER_BLOCK_BYTES)]
+        texts += own
+        for each in paragraph["qas"]:
+            spans = [
+                (answer["answer_start"], answer["answer_start"] + len(answer["text"])) for answer in each["answers"]
+            ]
+            asked.append((each["question"], overlapping(own, spans)))
+    return [shuffled(Collection(texts, answered(asked)))]
+
+
+def overlapping(parts: Sequence[str], spans: Sequence[tuple[int, int]]) -> list[str]:
+    """Return the parts of a text that have a character of one of the spans."""
+    ends = accumulate(map(len, parts))
+    return [
+        part
+        for part, end in zip(parts, ends, strict=True)
+        if any(first < end and end - len(part) < last for first, last in spans)
     ]
-    questions = [asked["question"] for paragraph in paragraphs for asked in paragraph["qas"]]
-    return [shuffled(Collection(texts, alone(questions)))]
+
+
+# -- releases of a documentation ---------------------------------------------------------------------------------------
+
+
+def releases(data: Data, names: Sequence[str]) -> list[Collection]:
+    """Return the sections of a documentation in several releases, with the release in their first line.
+
+    The questions are the headings of the last release, in random order.
+
+    Args:
+        names: The release of each page.
+    """
+    texts: dict[str, list[str]] = {name: [] for name in names}
+    headings: dict[str, list[str]] = {name: [] for name in names}
+    for name, page in zip(names, data, strict=True):
+        for heading, body in sections_of(page.decode()):
+            headings[name].append(heading)
+            parts = re.split(r"(?<=\n)\n+", body)
+            texts[name] += [f"{name}, {heading}\n{part.strip()}" for part in filled(parts, _SECTION_BYTES)]
+    every = [text for own in texts.values() for text in own]
+    return [shuffled(Collection(every, alone(list(dict.fromkeys(headings[names[-1]])))))]
+
+
+def sections_of(page: str) -> Iterator[tuple[str, str]]:
+    """Yield each section of a page in reStructuredText that has text: its heading behind the page's, and its text."""
+    _, *found = re.split(r"^(\S.*)\n(?:={3,}|-{3,}|~{3,})\n", f"\n{page}", flags=re.MULTILINE)
+    for heading, body in zip(found[::2], found[1::2], strict=True):
+        if body.strip():
+            yield heading if heading == found[0] else f"{found[0]}: {heading}", body.strip()
 
 
 # -- texts that arrive over time ---------------------------------------------------------------------------------------
@@ -260,29 +326,22 @@ def ticket_paragraphs(data: Data) -> Documents:
 
 def chat_turns(data: Data) -> list[Collection]:
     """Return the messages of each pair of speakers, with the questions about them."""
-    return [
-        Collection(
-            [
-                f"{message['speaker']}: {message['text']}"
-                for session in sessions(chat, "")
-                for message in session
-                if message["text"]
-            ],
-            chat_questions(chat),
-        )
-        for chat in chats(data)
-    ]
+    collections: list[Collection] = []
+    for chat in chats(data):
+        messages = [message for session in sessions(chat, "") for message in session if message["text"]]
+        noted = [(f"{message['speaker']}: {message['text']}", message["dia_id"]) for message in messages]
+        collections.append(Collection([text for text, _ in noted], chat_questions(chat, noted)))
+    return collections
 
 
 def chat_facts(data: Data) -> list[Collection]:
     """Return the facts that were noted about each pair of speakers, with the questions about them."""
-    return [
-        Collection(
-            [fact for noted in sessions(chat, "_observation") for facts in noted.values() for fact, *_ in facts],
-            chat_questions(chat),
-        )
-        for chat in chats(data)
-    ]
+    collections: list[Collection] = []
+    for chat in chats(data):
+        facts = [fact for noted in sessions(chat, "_observation") for own in noted.values() for fact in own]
+        noted = [(text, place) for text, places in facts for place in ([places] if isinstance(places, str) else places)]
+        collections.append(Collection([text for text, _ in facts], chat_questions(chat, noted)))
+    return collections
 
 
 def chats(data: Data) -> Iterator[Any]:
@@ -301,8 +360,12 @@ def sessions(chat: Any, kind: str) -> Iterator[Any]:
         number += 1
 
 
-def chat_questions(chat: Any) -> list[Question]:
-    return alone([asked["question"] for asked in chat["qa"]])
+def chat_questions(chat: Any, noted: Sequence[tuple[str, str]]) -> list[Question]:
+    """Return the questions about a chat; `noted` has texts, each with its place in the chat."""
+    return answered(
+        (asked["question"], [text for text, place in noted if place in asked.get("evidence", ())])
+        for asked in chat["qa"]
+    )
 
 
 def meetings(data: Data) -> list[Collection]:
@@ -331,6 +394,7 @@ def support_chats(data: Data) -> list[Collection]:
         turns = [turn["text"] for turn in task["input"] if turn["speaker"] == "user"]
         for before, turn in zip(["", *turns], turns, strict=False):
             questions.append(Question(turn, f"{before} {turn}", number))
+        questions[-1] = questions[-1]._replace(gold=[passage["text"] for passage in task["contexts"]])
     return [Collection([passage["text"] for task in tasks for passage in task["contexts"]], questions)]
 
 
@@ -382,18 +446,27 @@ def api_references(data: Data) -> list[Collection]:
 def functions(data: Data) -> list[Collection]:
     """Return all functions of the code base, and what users typed into a search engine."""
     code, *asked = data
-    return [Collection(list(json.loads(code)), alone([query["doc"] for file in asked for query in json.loads(file)]))]
+    numbers = json.loads(code)
+    by_number = {number: text for text, number in numbers.items()}
+    queries = [query for file in asked for query in json.loads(file)]
+    questions = answered((query["doc"], [by_number[query["retrieval_idx"]]]) for query in queries)
+    return [Collection(list(numbers), questions)]
 
 
 def tool_search(data: Data) -> list[Collection]:
     """Return all interfaces that the tasks list, without their examples; the tasks are in random order."""
-    tasks = [task for file in data for task in json.loads(file)]
-    texts = [
-        json.dumps({name: value for name, value in tool.items() if name != "template_response"})
-        for task in tasks
-        for tool in task["api_list"]
-    ]
-    return [shuffled(Collection(texts, alone([task["query"] for task in tasks])))]
+    texts: list[str] = []
+    asked: list[tuple[str, Sequence[str]]] = []
+    for task in (task for file in data for task in json.loads(file)):
+        own = [
+            json.dumps({name: value for name, value in tool.items() if name != "template_response"})
+            for tool in task["api_list"]
+        ]
+        texts += own
+        names = [[tool["tool_name"], tool["api_name"]] for tool in task["api_list"]]
+        gold = [text for text, name in zip(own, names, strict=True) if name in task.get("relevant APIs", ())]
+        asked.append((task["query"], gold))
+    return [shuffled(Collection(texts, answered(asked)))]
 
 
 def tested_code(data: Data) -> list[Collection]:

@@ -18,9 +18,9 @@ import pytest
 import fetch_traces
 import plugin_hit_ratio
 from fetch_traces import FetchError, make
-from trace_lines import searched, searched_over_time
+from trace_lines import latent_search, searched, searched_over_time
 from trace_sources import SOURCES, File, Source
-from trace_texts import Collection, Question, defined, filled, posts
+from trace_texts import Collection, Question, defined, filled, posts, sections_of
 from traces import files
 from warmprefix_tools.traces.reader import read_trace
 
@@ -62,7 +62,10 @@ def chat(speaker: str, hobby: str) -> str:
             "session_1": [{"speaker": speaker, "dia_id": "D1:1", "text": f"I went {hobby} today."}],
             "session_1_observation": {speaker: [[f"{speaker} likes {hobby}.", "D1:1"]]},
             "session_2": [{"speaker": speaker, "dia_id": "D2:1", "text": f"More {hobby}!"}],
-            "qa": [{"question": f"Who likes {hobby}?"}, {"question": f"Is it about {hobby}?"}],
+            "qa": [
+                {"question": f"Who likes {hobby}?", "evidence": ["D1:1"]},
+                {"question": f"Is it about {hobby}?", "evidence": []},
+            ],
         }
     )
 
@@ -92,6 +95,10 @@ def dialogues(*results: list[str]) -> bytes:
 def post(day: int, title: str, *paragraphs: str) -> bytes:
     head = f"---\ntitle: {title}\ndate: 2020-01-{day:02}\nby:\n- Ann\n---\n\n"
     return (head + "\n\n".join(paragraphs) + "\n").encode()
+
+
+def page(path: str) -> bytes:
+    return f"{path}\n====\n\nAbout {path}.\n\nSetup\n-----\n\nInstall {path}.\n\n.. toctree::\n".encode()
 
 
 def listed(name: str) -> list[str]:
@@ -183,7 +190,10 @@ FILES = {
             {
                 "table": {"uid": "1", "table": [["", "2019"], ["Sales", "44.1"]]},
                 "paragraphs": [{"uid": "2", "order": 1, "text": "Contracts are fixed-price contracts."}],
-                "questions": [{"question": "What are the sales in 2019?"}, {"question": "Which contracts?"}],
+                "questions": [
+                    {"question": "What are the sales in 2019?", "answer_from": "table", "rel_paragraphs": []},
+                    {"question": "Which contracts?", "answer_from": "text", "rel_paragraphs": ["1"]},
+                ],
             }
         ]
     ).encode(),
@@ -192,7 +202,9 @@ FILES = {
     f"{CHROMA}/corpora/pubmed.md": b"Genes of parasites.",
     f"{CHROMA}/corpora/state_of_the_union.md": b"Good evening.",
     f"{CHROMA}/corpora/wikitexts.md": b"= Valkyria =",
-    f"{CHROMA}/questions_df.csv": b'question,references,corpus_id\r\n"Sections, or\r\nthemes?",[],chatlogs\r\n',
+    f"{CHROMA}/questions_df.csv": (
+        b'question,references,corpus_id\r\n"Sections, or\r\nthemes?","[{""content"": ""themes have""}]",chatlogs\r\n'
+    ),
     "banking_data/train.csv": b'text,category\nWhere is my card?,card_arrival\n"Please, why?",reason\n',
     "banking_data/test.csv": b"text,category\nMy card is late,card_arrival\n",
     "grade_school_math/data/train.jsonl": lines({"question": "Ann has 4 apples.", "answer": "#### 4"}),
@@ -238,8 +250,12 @@ FILES = {
         {"question_id": 1, "text": " Find a model for summarization.\\n", "category": "generic"}
     ),
     "data/search/code_idx_map.txt": json.dumps({"def paste(clipboard):": 0, "def write_boolean(n):": 1}).encode(),
-    "data/search/cosqa-retrieval-dev-500.json": json.dumps([{"doc": "python write boolean"}]).encode(),
-    "data/search/cosqa-retrieval-test-500.json": json.dumps([{"doc": "clipboard contents"}]).encode(),
+    "data/search/cosqa-retrieval-dev-500.json": json.dumps(
+        [{"doc": "python write boolean", "retrieval_idx": 1}]
+    ).encode(),
+    "data/search/cosqa-retrieval-test-500.json": json.dumps(
+        [{"doc": "clipboard contents", "retrieval_idx": 0}]
+    ).encode(),
     f"{BFCL}/BFCL_v4_live_multiple.json": lines(
         {"question": [[{"role": "user", "content": "Weather?"}]], "function": [{"name": "get"}, {"name": "put"}]},
         {"question": [[{"role": "user", "content": "Write."}]], "function": [{"name": "put"}, {"name": "get"}]},
@@ -255,6 +271,7 @@ FILES = {
         path: f"# {path}\nclass Map:\n    def bind(self): ...\n\ndef redirect(): ...\n".encode()
         for path in listed("werkzeug_code")
     },
+    **{path: page(path) for path in listed("flask_releases")},
     "tests/test_routing.py": b"import pytest\n\ndef test_bind():\n    Map().bind()\n\ndef helper(): ...\n",
     "hadoop/hadoop_bugs.csv": TICKETS.encode(),
     "seamonkey/SeaMonkey_bugs.csv": BUGS.encode(),
@@ -275,7 +292,13 @@ FILES = {
     ).encode(),
     **{
         f"solvable_queries/test_instruction/{name}.json": json.dumps(
-            [{"query": f"Use tool {name}", "api_list": [tool(name), tool("weather")]}]
+            [
+                {
+                    "query": f"Use tool {name}",
+                    "api_list": [tool(name), tool("weather")],
+                    "relevant APIs": [[name, "get"]],
+                }
+            ]
         ).encode()
         for name in ("G1_category", "G1_instruction", "G1_tool", "G2_category", "G2_instruction", "G3_instruction")
     },
@@ -335,7 +358,10 @@ def test_a_trace_names_its_source_and_licence(host: Host, tmp_path: Path, name: 
         SOURCES[name].origin,
     )
     assert set(trace.tokens) == {block for request in trace.requests for block in request.blocks}
-    assert host.asked == [f"/{file.path}" for file in SOURCES[name].files]
+    first: dict[str, str] = {}
+    for file in small(name).files:
+        first.setdefault(file.sha256, f"/{file.path}")
+    assert host.asked == [*first.values()], "equal files are fetched once"
     before = path.read_bytes()
     path.unlink()
     assert make(small(name), tmp_path / "traces", "http://127.0.0.1:9").read_bytes() == before, "from what was kept"
@@ -428,6 +454,52 @@ def test_a_test_searches_for_the_code_that_it_runs(host: Host, tmp_path: Path) -
 
 def test_blocks_are_filled_with_whole_parts() -> None:
     assert list(filled(["äb ", "c ", "defghij ", "k"], 6)) == ["äb c ", "defghij ", "k"]
+
+
+def test_a_search_writes_scores_more_candidates_and_gold(host: Host, tmp_path: Path) -> None:
+    collection = Collection(
+        [f"The sea {'is deep ' * (i + 1)}" for i in range(20)], [Question("Deep?", "deep", gold=["x"])]
+    )
+    blocks = [collection.texts[line["block"]] for line in searched([collection], 3) if "block" in line]
+    (line,) = [line for line in searched([collection], 3) if "request" in line]
+    assert (line["k"], len(line["blocks"]), len(line["scores"]), line["gold"]) == (3, 15, 15, [])
+    assert line["scores"] == sorted(line["scores"], reverse=True)
+    assert len(blocks) == 20
+    for name, gold in (
+        ("tatqa_reports", [(0,), (1,)]),
+        ("cosqa_functions", [(1,), (0,)]),
+        ("xquad_en", [(0,), (1,), (2,)]),
+    ):
+        trace = read_trace(make(small(name), tmp_path, host.url))
+        assert [request.gold for request in trace.requests] == gold
+        assert {request.k for request in trace.requests} == {SOURCES[name].k}
+        assert all(len(request.scores) == len(request.blocks) for request in trace.requests)
+    facts = read_trace(make(small("locomo_facts"), tmp_path, host.url))
+    assert [request.gold for request in facts.requests] == [(0,), (1,), (), ()]
+    tools = read_trace(make(small("stabletoolbench_search"), tmp_path, host.url))
+    assert all(request.gold[0] == request.blocks[0] for request in tools.requests)
+    (themes,) = read_trace(make(small("chroma_800"), tmp_path, host.url)).requests
+    assert themes.gold == (0,)
+
+
+def test_a_dense_search_finds_texts_by_cosine(host: Host, tmp_path: Path) -> None:
+    texts = ["The cat sleeps.", "A dog barks at a cat.", "Stars shine at night.", "Planets and stars move."]
+    search = latent_search(texts, dimensions=2)
+    assert {place for place, _ in search("planets", 2)} == {2, 3}, "stars and planets are one subject"
+    scores = [score for _, score in search("planets", 4)]
+    assert 1 >= scores[0] >= scores[1] > 0.5
+    assert scores[2:] == [0, 0]
+    trace = read_trace(make(small("cosqa_functions_dense"), tmp_path, host.url))
+    assert [request.blocks[0] for request in trace.requests] == [1, 0]
+
+
+def test_releases_have_their_name_in_front_of_each_section(host: Host, tmp_path: Path) -> None:
+    trace = read_trace(make(small("flask_releases"), tmp_path, host.url))
+    texts = [trace.block(block).text for block in trace.requests[0].blocks]
+    first = {text.split("\n")[0].partition(", ")[0] for text in texts}
+    assert first <= {f"Flask {release}" for release in ("2.1.3", "2.2.5", "2.3.3", "3.0.3", "3.1.2")}
+    assert len({text.split("\n", 1)[1] for text in texts}) < len(texts), "the same section of several releases"
+    assert [*sections_of("Title\n=====\n\nText.\n\nMore\n----\n\n")] == [("Title", "Text.")]
 
 
 def test_a_long_set_of_questions_is_cut() -> None:
