@@ -99,6 +99,13 @@ class PlannerStats:
     reference_tokens: int = 0
     note_tokens: int = 0
     """Tokens of labels, notes and references in all plans, counted or estimated."""
+    candidate_blocks: int = 0
+    """Candidates of all plans with `choose`, fed or not."""
+    exchanged_blocks: int = 0
+    """Candidates fed in place of one that relevance would have fed."""
+    extra_blocks: int = 0
+    twin_blocks: int = 0
+    superseded_blocks: int = 0
     reports: int = 0
     reported_cached_tokens: int = 0
     reported_written_tokens: int = 0
@@ -141,6 +148,10 @@ class PlannerStats:
     queued_requests: int = 0
     """Announced requests that are not planned yet."""
     open_plans: int = 0
+    fed_passages: int = 0
+    """Different passages that committed plans with `choose` have fed lately, over all scopes."""
+    most_fed_share: float | None = None
+    """Share of all fed passages that the most-fed 1 % of them make up: mean over scopes, weighted by requests."""
     scopes: int = 0
     retaining_scopes: int = 0
     """Scopes whose ghosts show that touches pay."""
@@ -270,6 +281,13 @@ class PlannerMetrics:
         counts["resident_tokens"] += plan.resident_tokens
         counts["reordered_plans"] += [*order] != [*range(len(order))]
         counts["note_tokens"] += plan.note_tokens
+        if plan.entered is not None:
+            reasons: Counter[str] = Counter([left.reason for left in plan.left_out])
+            counts["candidate_blocks"] += len(plan.blocks) + len(plan.left_out)
+            counts["exchanged_blocks"] += reasons["exchanged"]
+            counts["extra_blocks"] += len(plan.entered) - reasons["exchanged"]
+            counts["twin_blocks"] += reasons["twin"]
+            counts["superseded_blocks"] += reasons["superseded"]
         if not plan.opens_prompt:  # only then can there be references
             counts["references"] += len(plan.references)
             counts["reference_tokens"] += plan.reference_tokens

@@ -52,6 +52,7 @@ def _gauge(name: str, unit: str, description: str, field: str = "") -> Metric:
 _MEAN_ERROR = "Mean absolute error of predicted cached tokens, over the last 1,024 compared reports."
 _CONFIDENCE = "Agreement of prediction and report over those reports, 0 to 1; absent before the first one."
 _CAPACITY = "Tokens of context that the engine is believed to hold; absent without a bound."
+_MOST_FED = "Share of these that the most-fed 1 % make up, each time counted; absent before the first one."
 _CONNECTED = "1 while the feed has every publisher's complete state, else 0; absent before the first event."
 _WIPES = "Times that a publisher's state was discarded: it restarted, or a gap could not be filled."
 _REASONS = {
@@ -85,6 +86,14 @@ METRICS = (
     _counter("note_tokens", "{token}", "Tokens of labels, notes and references in all plans, counted or estimated."),
     _counter("references", "{block}", "Blocks sent as a reference instead of their text."),
     _counter("contested_blocks", "{block}", "Seen blocks sent again because another plan's outcome was still open."),
+    # -- evidence chosen in view of the cache
+    _counter("candidate_blocks", "{block}", "Candidates of all requests that chose among them, fed or not."),
+    _counter("exchanged_blocks", "{block}", "Candidates fed in place of one that relevance alone would have fed."),
+    _counter("extra_blocks", "{block}", "Candidates fed beyond the places, because the cache holds them."),
+    _counter("twin_blocks", "{block}", "Candidates left out because the request has a twin of them."),
+    _counter("superseded_blocks", "{block}", "Candidates left out because the request has a newer version of them."),
+    _gauge("fed_passages", "{passage}", "Different passages that requests with a choice have fed lately."),
+    _gauge("most_fed_ratio", "1", _MOST_FED, "most_fed_share"),
     # -- reports of the engine
     _counter("reports", "{answer}", "Answers for which the engine reported the number of cached tokens."),
     _counter("reported_cached_tokens", "{token}", "Prompt tokens reported as cached, over all reports."),

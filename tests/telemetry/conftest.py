@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from warmprefix import ContextBlock, ContextPlanner, EngineReport
+from warmprefix import Choice, ContextBlock, ContextPlanner, EngineReport
 from warmprefix.residency import FeedStats, ResidencyTarget, ServedPrompt
 
 
@@ -40,10 +40,13 @@ class FailingRecorder:
 
 @pytest.fixture
 def busy_planner() -> Iterator[ContextPlanner]:
-    """Serve 3 requests outside a conversation, one of them abandoned, and 2 turns of one; the recorder always fails."""
-    sky, sea, land = (ContextBlock(name * 40, id=name, tokens=40) for name in ("sky ", "sea ", "land "))
+    """Serve 3 requests outside a conversation, one of them abandoned, and 2 turns of one; the recorder always fails.
+
+    The first one chooses among its candidates.
+    """
+    sky, sea, land = (ContextBlock(name * 40, id=name, tokens=40, score=1) for name in ("sky ", "sea ", "land "))
     with ContextPlanner(feed=SteadyFeed(), recorder=FailingRecorder()) as planner:
-        first = planner.plan([sky, sea], tenant="acme", model="tiny")
+        first = planner.plan([sky, sea], tenant="acme", model="tiny", choose=Choice(2))
         planner.commit(first, report=EngineReport(cached_tokens=0, prompt_tokens=100, ttft=0.5))
         second = planner.plan([sea, sky, land], tenant="acme", model="tiny")
         planner.commit(second, report=EngineReport(cached_tokens=75, prompt_tokens=140, ttft=0.1))

@@ -15,7 +15,7 @@ from warmprefix_telemetry.exported_metrics import METRICS
 NOT_METRICS = dict.fromkeys(["capacity_source", "engine_model", "profile", "profile_source"], "a name, not a number")
 """Counts that are deliberately not exported, and why."""
 
-WITH_FEED = PlannerStats(feed=FeedStats(sources=1), residency_confidence=0.0, capacity_tokens=1)
+WITH_FEED = PlannerStats(feed=FeedStats(sources=1), residency_confidence=0.0, capacity_tokens=1, most_fed_share=0.0)
 
 
 def samples_of(stats: PlannerStats) -> dict[tuple[str, str | None], object]:

@@ -118,6 +118,8 @@ _MOST_PASSAGES = 8_192
 _FIRST_REQUESTS = 50
 """Requests that count as served before the first one, so that a few choices are no large share."""
 _LARGEST = 2.0**64
+_PASSAGES_PER_REQUEST = 128
+"""Passages that are sorted per request to find the most-fed ones."""
 
 
 class Exposure:
@@ -132,6 +134,7 @@ class Exposure:
         self._requests = 0.0
         self._passages: OrderedDict[bytes, tuple[float, float]] = OrderedDict()
         """How often each passage was fed, and entered by choice."""
+        self._added, self._top_share = 0, 0.0
 
     def add(self, fed: Iterable[bytes], entered: Collection[bytes]) -> None:
         """Count a request that fed these passages, of which some have entered by choice. O(passages)."""
@@ -142,6 +145,7 @@ class Exposure:
         while len(self._passages) > _MOST_PASSAGES:
             self._passages.popitem(last=False)
         self._requests += weight
+        self._added += 1
         self._weight = weight / _DECAY
         if self._weight > _LARGEST:
             self._weight /= _LARGEST
@@ -159,7 +163,17 @@ class Exposure:
         """Number of different passages that were fed lately."""
         return len(self._passages)
 
-    def share_of_top(self, share: float = 0.01) -> float:
-        """Return the share of all that was fed that the most-fed passages have: this share of the passages, or one."""
-        times = sorted([times for times, _ in self._passages.values()], reverse=True)
-        return sum(times[: max(1, round(share * len(times)))]) / (sum(times) or 1.0)
+    @property
+    def requests(self) -> float:
+        """Number of requests; older ones count less."""
+        return self._requests / self._weight
+
+    def top_share(self) -> float:
+        """Return the share of all that was fed that the most-fed 1 % of the passages have, at least one.
+
+        Amortised O(1) per request: it may be 64 requests old.
+        """
+        if self._added * _PASSAGES_PER_REQUEST >= len(self._passages) > 0:
+            times = sorted([times for times, _ in self._passages.values()], reverse=True)
+            self._added, self._top_share = 0, sum(times[: max(1, round(len(times) / 100))]) / sum(times)
+        return self._top_share

@@ -128,9 +128,6 @@ class RequestPlanner:
         scope = make_scope(tenant, model, preamble)
         visible = None if history is None else VisibleHistory(history)
         blank = len(listed) - sum(map(len, positions)) if len(distinct) < len(listed) else 0
-        if state.metrics.recorder is not None:
-            recorded = distinct_blocks(listed)[0] if blank else distinct
-            state.metrics.record_request(recorded, conversation, tenant, model, preamble)
         is_tail = placement == "tail"
         is_unshown = is_tail and visible is None
         branch = branch if is_unshown else None
@@ -140,6 +137,11 @@ class RequestPlanner:
             scope_state = state.use(scope)
             if blank:
                 state.metrics.counts["blank_blocks"] += blank
+        if state.metrics.recorder is not None:
+            recorded, choice = (distinct_blocks(listed)[0] if blank else distinct), {}
+            if choose is not None:
+                recorded, choice = distinct, {"k": choose.k, "request": plan_id}
+            state.metrics.record_request(recorded, conversation, tenant, model, preamble, **choice)
         draft = PlanDraft(
             plan_id,
             scope_state,
