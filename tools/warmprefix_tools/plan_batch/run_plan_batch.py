@@ -24,7 +24,7 @@ from warmprefix_tools.console import plain_table, progress_bar, report_console, 
 from warmprefix_tools.plan_batch.plan_batch_options import PlanBatchOptions
 from warmprefix_tools.replay.note_tokenizer import load_tokenizer
 from warmprefix_tools.replay.profile_cache import ProfileCache
-from warmprefix_tools.replay.workload import DEFAULT_K
+from warmprefix_tools.replay.workload import first_blocks
 from warmprefix_tools.report.amounts import counted
 from warmprefix_tools.report.visible import visible
 from warmprefix_tools.traces.reader import read_trace
@@ -102,14 +102,13 @@ def run_plan_batch(options: PlanBatchOptions) -> None:
 
 
 def _batch_requests(trace: Trace, k: int | None) -> list[BatchRequest]:
-    """Return the trace's requests; the scope is the tenant, and None is `DEFAULT_K`.
+    """Return the trace's requests with the blocks that relevance feeds; the scope is the tenant.
 
     Their ids are their places in the trace, because the trace's own ids may be 1 and "1".
     """
     blocks = {id: trace.block(id) for id in trace.tokens}
-    most = DEFAULT_K if k is None else k
     return [
-        BatchRequest(place, [blocks[id] for id in request.blocks[:most]], tenant=request.scope)
+        BatchRequest(place, [blocks[id] for id in first_blocks(request, k)], tenant=request.scope)
         for place, request in enumerate(trace.requests)
     ]
 

@@ -1,15 +1,16 @@
-"""Arrangers of a request's blocks: a planner, or relevance order as without one."""
+"""Arrangers of a request's blocks: a planner, which may choose them too, or relevance order as without one."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Literal, NamedTuple, Protocol
 
 from warmprefix import ContextPlanner
 from warmprefix.annotate import Annotate, Templates, has_labels
+from warmprefix.choice import LeftOut
 from warmprefix.ordering import OrderingPolicy
 from warmprefix.plan import ContextPlan, Placement, Scope, Touch
 from warmprefix.residency import EngineReport
@@ -24,9 +25,11 @@ __all__ = [
     "ArrangeOptions",
     "ContextOrder",
     "KeepBy",
+    "Places",
     "PlannerArranger",
     "RelevanceArranger",
     "RequestArranger",
+    "first_places",
 ]
 
 KeepBy = Literal["none", "touches", "priorities"]
@@ -57,7 +60,7 @@ class ContextOrder(NamedTuple):
     """One request's context, as it is sent."""
 
     order: tuple[int, ...]
-    """For each place the block's position in the request; every block once, including those that are references."""
+    """For each place the block's position in the request; every fed block once, including those that are references."""
     references: tuple[int, ...] = ()
     """Position of each block that a note refers to instead."""
     label_tokens: tuple[int, ...] = ()
@@ -68,6 +71,10 @@ class ContextOrder(NamedTuple):
     commit_seconds: float = 0.0
     plan_id: str = ""
     """Name of the plan, for touches."""
+    left_out: tuple[LeftOut, ...] = ()
+    """Candidates that are not fed, where a planner chose."""
+    entered: int = 0
+    """Number of candidates fed that relevance alone would not have fed, where a planner chose."""
 
     @property
     def written_tokens(self) -> int:
@@ -90,6 +97,15 @@ class RelevanceArranger:
         return ContextOrder(request.relevance)
 
 
+Places = Callable[[ReplayRequest], Sequence[int]]
+"""Returns the positions of the blocks that a planner receives, ascending."""
+
+
+def first_places(request: ReplayRequest) -> Sequence[int]:
+    """Return what relevance feeds."""
+    return request.relevance
+
+
 class PlannerArranger:
     """A planner of its own, whose calls it also times."""
 
@@ -99,11 +115,15 @@ class PlannerArranger:
         policy: str | Callable[[], OrderingPolicy],
         capacity_tokens: int | None,
         options: ArrangeOptions,
+        *,
+        places: Places | None = first_places,
     ) -> None:
         """Give the planner's mirror the size of the cache.
 
-        Its other bounds exceed the trace, and its clock stands still. `TODAY` neither refers nor writes anything.
+        Its other bounds exceed the trace, and its clock stands still. `TODAY` neither refers nor writes anything. The
+        planner receives the blocks at `places`; for None it chooses among all candidates.
         """
+        self._places = places
         is_today = policy == TODAY
         self._placement: Placement = "head" if is_today else options.placement
         annotate: Annotate = "none" if is_today else options.annotate
@@ -147,13 +167,19 @@ class PlannerArranger:
         """Announce the requests that wait, plan a request, and commit the plan."""
         if self._queue is not None:
             for later in self._queue.behind(request):
-                self._planner.queued(later.blocks, tenant=later.source.scope)
+                self._planner.queued([later.blocks[i] for i in later.relevance], tenant=later.source.scope)
+        places: Sequence[int] = range(len(request.blocks))
+        choice = request.choice
+        if self._places is not None:
+            places, choice = self._places(request), None
+        blocks = [request.blocks[i] for i in places]
         planned = time.perf_counter()
         plan = self._planner.plan(
-            request.blocks,
+            blocks,
             conversation=request.conversation,
             placement=self._placement,
             tenant=request.source.scope,
+            choose=choice,
         )
         committed = time.perf_counter()
         self._planner.commit(plan)
@@ -161,13 +187,15 @@ class PlannerArranger:
         self._scope = plan.scope
         labels = self._label_tokens(plan)
         return ContextOrder(
-            order=plan.order,
-            references=tuple([block.rank for block in plan.blocks if block.reference is not None]),
+            order=tuple([places[i] for i in plan.order]),
+            references=tuple([places[block.rank] for block in plan.blocks if block.reference is not None]),
             label_tokens=labels,
             note_tokens=plan.note_tokens - sum(labels),
             plan_seconds=committed - planned,
             commit_seconds=done - committed,
             plan_id=plan.id,
+            left_out=plan.left_out,
+            entered=len(plan.entered or ()),
         )
 
     def touches(self) -> list[Touch]:

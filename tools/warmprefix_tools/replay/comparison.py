@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from warmprefix.plan import Placement
-from warmprefix_tools.replay.results import TODAY, ReplayResult
-from warmprefix_tools.report.amounts import percent, whole_shares
+from warmprefix_tools.replay.results import DEFAULT_POLICY, TODAY, ChoiceResult, ReplayResult
+from warmprefix_tools.report.amounts import counted, percent, whole_shares
 
-__all__ = ["TraceComparison", "cache_name", "compare", "summary"]
+__all__ = ["TraceComparison", "cache_name", "choice_columns", "choice_summary", "compare", "summary"]
 
-_DEFAULT = "coaccess"
 _LEAST_CHANGE = 0.01
 
 
@@ -26,6 +25,8 @@ class TraceComparison:
     k: int
     placement: Placement
     cells: dict[tuple[str, int | None], ReplayResult] = field(default_factory=dict)
+    choices: list[ChoiceResult] = field(default_factory=list)
+    """One per cache size, if evidence was chosen."""
 
     @property
     def capacities(self) -> list[int | None]:
@@ -46,7 +47,7 @@ class TraceComparison:
 
         Without it, the highest hit ratio, with relevance order last of all.
         """
-        preferred = [result for result in self.headline if result.policy == _DEFAULT]
+        preferred = [result for result in self.headline if result.policy == DEFAULT_POLICY]
         others = [result for result in self.headline if result.policy != TODAY]
         return [*preferred, *others, *self.headline][0]
 
@@ -62,8 +63,8 @@ class TraceComparison:
         return pair + [result for result in self.headline if result not in pair][:number]
 
 
-def compare(results: Sequence[ReplayResult]) -> list[TraceComparison]:
-    """Return the results by trace, in the given order.
+def compare(results: Sequence[ReplayResult], choices: Sequence[ChoiceResult] = ()) -> list[TraceComparison]:
+    """Return the results by trace, in the given order, with the choices of each.
 
     If two traces share a name, the second gets a comparison of its own; no result replaces another.
     """
@@ -76,6 +77,8 @@ def compare(results: Sequence[ReplayResult]) -> list[TraceComparison]:
             latest[key] = TraceComparison(*key)
             comparisons.append(latest[key])
         latest[key].cells[cell] = result
+    for choice in choices:
+        latest[choice.chosen.trace, choice.chosen.k, choice.chosen.placement].choices.append(choice)
     return comparisons
 
 
@@ -90,6 +93,61 @@ def summary(comparison: TraceComparison) -> str:
     if not after.total_tokens:
         return "The requests held no context, so there is nothing to save."
     return " ".join([_hit_ratios(after), _prefill(after), _requests(after)])
+
+
+def choice_summary(choice: ChoiceResult) -> str:
+    """Return what choosing evidence would save and change, in a few sentences."""
+    chosen, evidence, drawn = choice.chosen, choice.chosen.evidence, choice.chance.evidence
+    assert evidence is not None
+    assert drawn is not None
+    sentences = [
+        f"With a cache {cache_name(chosen.capacity_tokens)}, choosing evidence would leave {_less(choice.change)} to"
+        f" prefill than ordering what relevance feeds, and {_less(chosen.prefill_change)} than relevance order, net.",
+        f"Per request it feeds {evidence.exchanged / max(chosen.requests, 1):.2f} passages in place of others, and"
+        f" {evidence.extra / max(chosen.requests, 1):.2f} extra ones.",
+    ]
+    if evidence.gold:
+        twins = f" ({counted(evidence.gold_twins, 'twin')} of such passages fed)" if evidence.gold_twins else ""
+        sentences.append(
+            f"Of {counted(evidence.gold_requests, 'request')} with gold, {evidence.gold_lost_requests} would lack a"
+            f" passage of gold that relevance feeds{twins}, and {evidence.gold_won_requests} would have one that it"
+            f" does not; with as many passages drawn by lot, {drawn.gold_lost_requests} and {drawn.gold_won_requests}."
+        )
+    return " ".join(sentences)
+
+
+def choice_columns(choices: Sequence[ChoiceResult]) -> list[tuple[str, Callable[[ReplayResult], str]]]:
+    """Return a heading of two lines, and the cell of an arm, for each column that has something to show."""
+
+    def count(name: str) -> Callable[[ReplayResult], str]:
+        return lambda arm: f"{getattr(arm.evidence, name):,}"
+
+    def per_request(name: str) -> Callable[[ReplayResult], str]:
+        return lambda arm: f"{getattr(arm.evidence, name) / max(arm.requests, 1):.2f}"
+
+    def share(name: str) -> Callable[[ReplayResult], str]:
+        return lambda arm: f"{getattr(arm.evidence, name):.1%}"
+
+    columns = [
+        ("computed\ntokens", lambda arm: f"{arm.net_prefilled_tokens:,}"),
+        ("net\nsaved", lambda arm: f"{0 - arm.prefill_change:+.1%}"),
+        ("per request\nexchanged", per_request("exchanged")),
+        ("\nextra", per_request("extra")),
+    ]
+    evidence = [choice.chosen.evidence for choice in choices]
+    names = [name for name in ("twins", "superseded") if any(getattr(each, name) for each in evidence)]
+    columns += [(f"\n{name}", per_request(name)) for name in names]
+    if any(each is not None and each.gold for each in evidence):
+        columns += [
+            ("gold\nfed", share("gold_share")),
+            ("requests\nlost", count("gold_lost_requests")),
+            ("\nwon", count("gold_won_requests")),
+        ]
+    return [*columns, ("passages\nfed", count("distinct")), ("most fed\n1 %", share("most_fed_share"))]
+
+
+def _less(change: float) -> str:
+    return f"{abs(change):.1%} {'more' if round(change, 3) > 0 else 'less'}"
 
 
 def _hit_ratios(result: ReplayResult) -> str:

@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from warmprefix_tools.replay.comparison import TraceComparison, cache_name, compare, summary
-from warmprefix_tools.replay.results import Estimates, ReplayResult
+from warmprefix_tools.replay.comparison import (
+    TraceComparison,
+    cache_name,
+    choice_columns,
+    choice_summary,
+    compare,
+    summary,
+)
+from warmprefix_tools.replay.results import ChoiceResult, Estimates, ReplayResult
 from warmprefix_tools.report.amounts import percent, rounded
 from warmprefix_tools.report.line_chart import Line, LineChart, scale_top
 from warmprefix_tools.report.pages import render_page
@@ -18,7 +25,9 @@ _LEAST_CHANGE = 0.01
 _CAUSES = {"new": "new", "order": "other order", "evicted": "evicted", "other": "questions"}
 
 
-def replay_page(results: Sequence[ReplayResult], estimates: Estimates | None = None) -> str:
+def replay_page(
+    results: Sequence[ReplayResult], estimates: Estimates | None = None, choices: Sequence[ChoiceResult] = ()
+) -> str:
     """Return a self-contained HTML page; equal arguments make equal bytes.
 
     Headlines, and charts with room for one cache size, are about the first size among a trace's results.
@@ -29,7 +38,7 @@ def replay_page(results: Sequence[ReplayResult], estimates: Estimates | None = N
     if not results:
         raise ValueError("results must hold one result or more, got none")
     estimates = estimates or Estimates()
-    comparisons = compare(results)
+    comparisons = compare(results, choices)
     sizes = list(dict.fromkeys(size for each in comparisons for size in each.capacities))
     after = [each.after for each in comparisons]
     return render_page(
@@ -126,6 +135,24 @@ class _Section:
             if len(result.over_time) > 1
         ]
         return LineChart(lines) if lines else None
+
+    @property
+    def choice_head(self) -> list[str]:
+        """Headings of the columns on chosen evidence."""
+        return [" ".join(heading.split()) for heading, _ in choice_columns(self.comparison.choices)]
+
+    def choice_rows(self, choice: ChoiceResult) -> Iterator[tuple[str, float, list[str], str]]:
+        """Yield name, prefill as a share of the largest, cells and look of each arm of a choice."""
+        columns = choice_columns(self.comparison.choices)
+        largest = max(arm.net_prefilled_tokens for arm in choice.arms.values()) or 1
+        for name, arm in choice.arms.items():
+            cells = [cell(arm).replace("-", "\u2212") for _, cell in columns]
+            look = "hero" if arm is choice.chosen else "base" if arm is choice.relevance else "rest"
+            yield name, arm.net_prefilled_tokens / largest, cells, look
+
+    def choice_summary(self, choice: ChoiceResult) -> str:
+        """Return what a choice would save and change."""
+        return choice_summary(choice)
 
     @property
     def causes(self) -> dict[str, str]:

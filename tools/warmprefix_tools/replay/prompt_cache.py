@@ -62,12 +62,12 @@ def prompt_layout(workload: Workload, placement: Placement, answer_tokens: int) 
 
 class _HeadLayout:
     def lay_out(self, request: ReplayRequest, order: ContextOrder) -> ReplayPrompt:
-        keys, tokens = request.keys, request.tokens
+        tokens = [request.tokens[i] for i in order.order]
         return ReplayPrompt(
-            keys=[keys[i] for i in order.order],
-            tokens=[tokens[i] for i in order.order],
+            keys=[request.keys[i] for i in order.order],
+            tokens=tokens,
             written=order.label_tokens,
-            total_tokens=request.context_tokens,
+            total_tokens=sum(tokens),
             note_tokens=order.written_tokens,
             question_tokens=0,
         )

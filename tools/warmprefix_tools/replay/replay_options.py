@@ -13,6 +13,7 @@ from warmprefix.errors import MissingExtraError
 from warmprefix.plan import Placement
 from warmprefix_baselines import POLICIES
 from warmprefix_requests.prices import with_prices
+from warmprefix_tools.choice_option import ChoiceOption, parse_choice
 from warmprefix_tools.option_checks import check_files, check_least, check_range, output_files
 from warmprefix_tools.replay.arrange import KeepBy
 from warmprefix_tools.replay.workload import DEFAULT_K
@@ -79,6 +80,14 @@ class ReplayOptions:
         str, Option(metavar="SIZES", help="Cache sizes in tokens, such as 100000 or 500k, or unbounded.")
     ] = "100000,unbounded"
     k: KOption = None
+    choose: Annotated[
+        str | None,
+        Option(
+            metavar="CHOICE",
+            help="Also choose among all candidates of a request in view of the cache: fields of Choice, such as"
+            " k=8,keep=3,within=0.2,extra=2; each request may have its own k.",
+        ),
+    ] = None
     limit: Annotated[int | None, Option(help="Requests of each trace to replay.", show_default="all")] = None
     placement: Annotated[Placement, Option(help="Place of the context: in front of the history, or behind it.")] = (
         "head"
@@ -128,7 +137,7 @@ class ReplayOptions:
         check_least("--preamble-tokens", self.preamble_tokens, 0)
         if self.preamble_tokens and self.profile is None:
             raise ValueError(f"--preamble-tokens needs --profile, got {self.preamble_tokens} without it")
-        _ = self.policy_names, self.capacities, self.cache_profile  # so that wrong names fail here
+        _ = self.policy_names, self.capacities, self.cache_profile, self.choice  # so that wrong names fail here
         check_files(self._outputs, self.traces)
 
     @property
@@ -157,6 +166,15 @@ class ReplayOptions:
             ValueError: The name is unknown.
         """
         return named_profile(self.profile)
+
+    @property
+    def choice(self) -> ChoiceOption | None:
+        """The choice; None without one.
+
+        Raises:
+            ValueError: It has an unknown field, or one with a wrong value.
+        """
+        return None if self.choose is None else parse_choice(self.choose)
 
     @property
     def files(self) -> list[Path]:

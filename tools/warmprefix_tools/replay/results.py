@@ -13,10 +13,13 @@ from dataclasses import dataclass
 from warmprefix.plan import Placement
 from warmprefix_tools.caches import CacheUse
 
-__all__ = ["TODAY", "Estimates", "Misses", "Point", "ReplayResult"]
+__all__ = ["DEFAULT_POLICY", "TODAY", "ChoiceResult", "Estimates", "Evidence", "Misses", "Point", "ReplayResult"]
 
 TODAY = "relevance"
 """Policy that stands for an application without warmprefix: nothing ordered, nothing de-duplicated."""
+
+DEFAULT_POLICY = "coaccess"
+"""Policy of a planner to which no other is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,47 @@ class Point:
     """Tokens saved within the stretch."""
     total_tokens: int
     """Tokens within the stretch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Which passages a run fed, next to those that relevance feeds; all counts are over all requests."""
+
+    fed: int
+    """Passages in all contexts, a repeated one each time."""
+    distinct: int
+    """Different passages among them; a passage of two scopes counts twice."""
+    most_fed: int
+    """Those of `fed` that are one of the most-fed passages; see `most_fed_share`."""
+    exchanged: int
+    """Passages fed in place of one that relevance feeds."""
+    extra: int
+    """Passages fed beyond the places."""
+    twins: int
+    """Passages left out of the places because the request has a twin."""
+    superseded: int
+    """Passages left out because the request has a newer version."""
+    gold: int = 0
+    """Passages of gold, fed or not."""
+    gold_fed: int = 0
+    gold_requests: int = 0
+    """Requests with gold."""
+    gold_lost_requests: int = 0
+    """Requests that lack a passage of gold which relevance feeds."""
+    gold_won_requests: int = 0
+    """Requests with a passage of gold which relevance does not feed."""
+    gold_twins: int = 0
+    """Passages of gold that relevance feeds, and a twin stands for."""
+
+    @property
+    def gold_share(self) -> float | None:
+        """Share of the gold that was fed; None without gold."""
+        return self.gold_fed / self.gold if self.gold else None
+
+    @property
+    def most_fed_share(self) -> float:
+        """Share of all fed passages that the most-fed 1 % make up; 1 % of those that relevance feeds."""
+        return self.most_fed / self.fed if self.fed else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +149,8 @@ class ReplayResult:
     profile_use: CacheUse | None = None
     """Tokens of all whole prompts in the cache of a profile, if there is one."""
     today_profile_use: CacheUse | None = None
+    evidence: Evidence | None = None
+    """What was fed, if the workload has candidates to choose from."""
 
     @property
     def hit_ratio(self) -> float:
@@ -160,6 +206,36 @@ class ReplayResult:
         if not self.today_prefilled_tokens:
             return 0.0
         return self.net_prefilled_tokens / self.today_prefilled_tokens - 1
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceResult:
+    """One trace and one cache, with evidence chosen in view of the cache, and without."""
+
+    relevance: ReplayResult
+    """The first `k` in relevance order: the application as it is."""
+    first: ReplayResult
+    """The first `k`, ordered."""
+    chosen: ReplayResult
+    """Those that a planner chose, ordered."""
+    chance: ReplayResult
+    """The first `k` with as many exchanged and extra passages of the same tolerance, drawn by lot, ordered."""
+
+    @property
+    def arms(self) -> dict[str, ReplayResult]:
+        """The results by name, as people read it."""
+        return {
+            "relevance order": self.relevance,
+            "the same, ordered": self.first,
+            "chosen, ordered": self.chosen,
+            "by chance, ordered": self.chance,
+        }
+
+    @property
+    def change(self) -> float:
+        """Change of the prefill against the first `k`, ordered; note tokens included."""
+        before = self.first.net_prefilled_tokens
+        return self.chosen.net_prefilled_tokens / before - 1 if before else 0.0
 
 
 @dataclass(frozen=True, slots=True)

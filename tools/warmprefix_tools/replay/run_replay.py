@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from warmprefix_tools.replay.arrange import ContextOrder
 from warmprefix_tools.replay.note_tokenizer import load_tokenizer
 from warmprefix_tools.replay.page import replay_page
 from warmprefix_tools.replay.replay_options import ReplayOptions
-from warmprefix_tools.replay.results import Estimates, ReplayResult
-from warmprefix_tools.replay.simulation import Replay
+from warmprefix_tools.replay.results import DEFAULT_POLICY, ChoiceResult, Estimates, ReplayResult
+from warmprefix_tools.replay.simulation import Observe, Replay
 from warmprefix_tools.replay.text_report import print_conversations, print_results
 from warmprefix_tools.replay.workload import ReplayRequest, Workload
 from warmprefix_tools.report.amounts import counted
@@ -41,22 +42,24 @@ def run_replay(options: ReplayOptions) -> None:
         MissingExtraError: The tokenizer needs an extra that is not installed.
         OutputError: A file cannot be written.
         TokenizerLoadError: The tokenizer cannot be used.
-        TraceError: A file is no trace. All are read before the first is replayed.
+        TraceError: A file is no trace, or one without candidates and scores to choose by. All are read before the first
+            is replayed.
     """
     for file in options.files:
         check_writable(file)
     traces = _read(options.traces, options.limit)
+    workloads = [Workload(trace, options.k, options.choice) for trace in traces]
     tokenizer = None if options.tokenizer is None else load_tokenizer(options.tokenizer)
     estimates = Estimates(options.prefill_rate, options.price, options.cached_price or 0.0)
     with ExitStack() as stack:
         write = None if options.orders_out is None else stack.enter_context(text_file(options.orders_out))
-        results = _replay(traces, options, tokenizer, write)
+        results, choices = _replay(workloads, options, tokenizer, write)
     if options.html is not None:
-        write_text(options.html, replay_page(results, estimates))
+        write_text(options.html, replay_page(results, estimates, choices))
     console = report_console(options.json_file)
     with standard_output():
-        write_json(options.json_file, _as_json(results, options, estimates))
-        print_results(results, estimates, console, options.cache_profile)
+        write_json(options.json_file, _as_json(results, choices, options, estimates))
+        print_results(results, estimates, console, options.cache_profile, choices)
         if options.placement == "head":
             print_conversations(traces, console)
 
@@ -72,20 +75,40 @@ def _read(paths: Sequence[Path], limit: int | None) -> list[Trace]:
 
 
 def _replay(
-    traces: Sequence[Trace],
+    workloads: Sequence[Workload],
     options: ReplayOptions,
     tokenizer: TokenCounter | None,
     write: Callable[[str], object] | None,
-) -> list[ReplayResult]:
-    """Replay every trace with every cache and policy, and write the served orders."""
+) -> tuple[list[ReplayResult], list[ChoiceResult]]:
+    """Replay every trace with every cache and policy, and with the choice, and write the served orders."""
     results: list[ReplayResult] = []
-    runs = len(options.capacities) * len(options.policy_names)
-    announcement = f"Replaying {counted(len(traces), 'trace')}, {counted(runs, 'run')} each ..."
+    choices: list[ChoiceResult] = []
+    names = options.policy_names
+    chosen = () if options.choice is None else ("first", "chosen", "chance")[DEFAULT_POLICY in names :]
+    runs = len(options.capacities) * len([*names, *chosen])
+    announcement = f"Replaying {counted(len(workloads), 'trace')}, {counted(runs, 'run')} each ..."
     with progress_bar(announcement, name_width=44) as progress:
-        task = progress.add_task("", total=runs * sum(len(trace.requests) for trace in traces))
-        for trace in traces:
+        task = progress.add_task("", total=runs * sum(len(workload.requests) for workload in workloads))
+
+        def observer(workload: Workload, capacity: int | None, policy: str) -> Observe:
+            labels = {"trace": workload.name, "policy": policy, "capacity_tokens": _capacity_name(capacity)}
+            served = 0
+
+            def observe(request: ReplayRequest, order: ContextOrder) -> None:
+                nonlocal served
+                served += 1
+                if served % _SHOWN_EVERY == 1:
+                    progress.update(task, description=f"{visible(workload.name)[:30]} {policy}")
+                if served % _SHOWN_EVERY == 0 or served == len(workload.requests):
+                    progress.advance(task, served % _SHOWN_EVERY or _SHOWN_EVERY)
+                if write is not None:
+                    write(_order_line(labels, request, order))
+
+            return observe
+
+        for workload in workloads:
             replay = Replay(
-                Workload(trace, options.k),
+                workload,
                 options.placement,
                 options.answer_tokens,
                 annotate=options.annotate,
@@ -96,22 +119,12 @@ def _replay(
                 preamble_tokens=options.preamble_tokens,
             )
             for capacity in options.capacities:
-                for policy in options.policy_names:
-                    progress.update(task, description=f"{visible(trace.name)[:30]} {policy}")
-                    labels = {"trace": trace.name, "policy": policy, "capacity_tokens": _capacity_name(capacity)}
-                    served = 0
-
-                    def observe(request: ReplayRequest, order: ContextOrder, labels: dict[str, Any] = labels) -> None:
-                        nonlocal served
-                        served += 1
-                        if served % _SHOWN_EVERY == 0:
-                            progress.advance(task, _SHOWN_EVERY)
-                        if write is not None:
-                            write(_order_line(labels, request, order))
-
-                    results.append(replay.run(policy, capacity, observe=observe))
-                    progress.advance(task, served % _SHOWN_EVERY)
-    return results
+                own = {name: replay.run(name, capacity, observe=observer(workload, capacity, name)) for name in names}
+                results += own.values()
+                if chosen:
+                    watch = partial(observer, workload, capacity)
+                    choices.append(replay.run_choice(capacity, first=own.get(DEFAULT_POLICY), observe=watch))
+    return results, choices
 
 
 # -- for other programs; docs/replay.md is the contract --------------------------------------------------------------
@@ -125,7 +138,9 @@ def _order_line(labels: dict[str, Any], request: ReplayRequest, order: ContextOr
     return json.dumps(line, separators=(",", ":")) + "\n"
 
 
-def _as_json(results: Sequence[ReplayResult], options: ReplayOptions, estimates: Estimates) -> dict[str, Any]:
+def _as_json(
+    results: Sequence[ReplayResult], choices: Sequence[ChoiceResult], options: ReplayOptions, estimates: Estimates
+) -> dict[str, Any]:
     """Return all results, with the versions, options and estimates behind them."""
     return {
         "warmprefix": __version__,
@@ -134,6 +149,7 @@ def _as_json(results: Sequence[ReplayResult], options: ReplayOptions, estimates:
         **({} if options.profile is None else {"profile": options.profile, "preamble_tokens": options.preamble_tokens}),
         "estimates": asdict(estimates),
         "results": [_result_as_json(result, estimates, options.cache_profile) for result in results],
+        **({} if options.choose is None else {"choose": options.choose, "choices": [*map(_choice_as_json, choices)]}),
     }
 
 
@@ -161,6 +177,29 @@ def _result_as_json(result: ReplayResult, estimates: Estimates, profile: CachePr
     for name, use in (("profile_use", result.profile_use), ("today_profile_use", result.today_profile_use)):
         if use is not None and profile is not None:
             fields[name] = {**asdict(use), "cost": round(use.cost(profile), 1)}
+    return fields
+
+
+def _choice_as_json(choice: ChoiceResult) -> dict[str, Any]:
+    """Return the arms of a choice, each with its prefill and its evidence."""
+    result = choice.chosen
+    fields: dict[str, Any] = {
+        "trace": result.trace,
+        "capacity_tokens": _capacity_name(result.capacity_tokens),
+        "k": result.k,
+        "requests": result.requests,
+    }
+    for name in ("relevance", "first", "chosen", "chance"):
+        arm: ReplayResult = getattr(choice, name)
+        evidence = arm.evidence
+        assert evidence is not None
+        fields[name] = {
+            "computed_tokens": arm.net_prefilled_tokens,
+            "prefill_change": arm.prefill_change,
+            **asdict(evidence),
+            "gold_share": evidence.gold_share,
+            "most_fed_share": evidence.most_fed_share,
+        }
     return fields
 
 

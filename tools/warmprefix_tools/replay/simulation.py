@@ -17,13 +17,16 @@ from warmprefix_tools.replay.arrange import (
     ArrangeOptions,
     ContextOrder,
     KeepBy,
+    Places,
     PlannerArranger,
     RelevanceArranger,
     RequestArranger,
+    first_places,
 )
+from warmprefix_tools.replay.evidence import ChanceControl, EvidenceTally
 from warmprefix_tools.replay.profile_cache import ProfileCache
 from warmprefix_tools.replay.prompt_cache import CachedPieces, CacheModel, ReplayPrompt, prompt_layout
-from warmprefix_tools.replay.results import Misses, Point, ReplayResult
+from warmprefix_tools.replay.results import DEFAULT_POLICY, TODAY, ChoiceResult, Misses, Point, ReplayResult
 from warmprefix_tools.replay.workload import ReplayRequest, Workload
 
 __all__ = ["Observe", "Replay"]
@@ -91,21 +94,63 @@ class Replay:
         *,
         name: str | None = None,
         observe: Observe = _ignore,
+        places: Places | None = first_places,
     ) -> ReplayResult:
         """Run a policy in a `ContextPlanner` of its own, with a cache of that capacity.
 
-        `relevance` stands for the application as it is: it neither de-duplicates nor writes labels.
+        `relevance` stands for the application as it is: it neither de-duplicates nor writes labels. The planner
+        receives the blocks at `places`; for None it chooses among all candidates.
 
         Raises:
             TypeError: `policy` is neither a name nor callable.
             ValueError: `policy` is an unknown name, or `capacity_tokens` is below 1.
         """
-        planner = PlannerArranger(self.workload, policy, capacity_tokens, self._options)
+        planner = PlannerArranger(self.workload, policy, capacity_tokens, self._options, places=places)
         policy_name = policy if isinstance(policy, str) else getattr(policy, "__name__", "policy")
         result = self.run_arranger(
             planner, capacity_tokens, name=name or policy_name, observe=observe, plans_marks=policy != "relevance"
         )
         return replace(result, policy_errors=planner.policy_errors, tokenizer_errors=planner.tokenizer_errors)
+
+    def run_choice(
+        self,
+        capacity_tokens: int | None,
+        *,
+        policy: str = DEFAULT_POLICY,
+        first: ReplayResult | None = None,
+        observe: Callable[[str], Observe] = lambda name: _ignore,
+    ) -> ChoiceResult:
+        """Run a policy with what relevance feeds, with what the planner chooses, and with as much drawn by lot.
+
+        Args:
+            capacity_tokens: Size of the cache.
+            policy: The policy.
+            first: The result of the policy with what relevance feeds, if there is one.
+            observe: Returns the observer of the run with a name: `first`, `chosen` or `chance`.
+
+        Raises:
+            ValueError: The workload has no choice.
+        """
+        if self.workload.choose is None:
+            raise ValueError("workload must have a choice, got none")
+        chance, seen = ChanceControl(), observe("chosen")
+
+        def draw(request: ReplayRequest, order: ContextOrder) -> None:
+            chance.observe(request, order)
+            seen(request, order)
+
+        first = first or self.run(policy, capacity_tokens, name="first", observe=observe("first"))
+        chosen = self.run(policy, capacity_tokens, name="chosen", observe=draw, places=None)
+        drawn = self.run(policy, capacity_tokens, name="chance", observe=observe("chance"), places=chance.places)
+        assert chosen.evidence is not None
+        assert drawn.evidence is not None
+        same = {name: getattr(chosen.evidence, name) for name in ("exchanged", "extra", "twins", "superseded")}
+        return ChoiceResult(
+            relevance=self.run_arranger(RelevanceArranger(), capacity_tokens, name=TODAY, plans_marks=False),
+            first=first,
+            chosen=chosen,
+            chance=replace(drawn, evidence=replace(drawn.evidence, **same)),
+        )
 
     def run_arranger(
         self,
@@ -125,7 +170,7 @@ class Replay:
         today = self._today[capacity_tokens]
         run = self._serve(arranger, capacity_tokens, observe, plans_marks=plans_marks)
         saved, total = sum(run.saved), sum(run.totals)
-        new = sum(request.new_tokens for request in self.workload.requests)
+        new = run.new_tokens
         evicted = run.ever_saved - saved
         prefilled = tuple(zip(run.prefilled, today.prefilled, strict=True))
         return ReplayResult(
@@ -161,6 +206,7 @@ class Replay:
             touch_tokens=run.touch_tokens,
             profile_use=run.profile_use,
             today_profile_use=today.profile_use,
+            evidence=None if run.evidence is None else run.evidence.evidence(today.distinct),
         )
 
     def _serve(
@@ -179,7 +225,7 @@ class Replay:
                 preamble_tokens=self._preamble_tokens,
                 plans_marks=plans_marks,
             )
-        tally = _Tally()
+        tally = _Tally(None if self.workload.choose is None else EvidenceTally())
         sent: dict[str, ReplayPrompt] = {}
         for number, request in enumerate(requests):
             order = arranger.arrange(request)
@@ -201,7 +247,9 @@ class Replay:
 class _Tally:
     """Counts of one run; lists have one entry per request."""
 
-    def __init__(self) -> None:
+    def __init__(self, evidence: EvidenceTally | None) -> None:
+        self.evidence = evidence
+        """What is fed, if there are candidates to choose from."""
         self.saved: list[int] = []
         self.totals: list[int] = []
         self.prefilled: list[int] = []
@@ -209,6 +257,9 @@ class _Tally:
         self.plan_seconds: list[float] = []
         self.commit_seconds: list[float] = []
         self.profile_use: CacheUse | None = None
+        self._keys: set[int] = set()
+        self.new_tokens = 0
+        """Tokens of blocks that no earlier request of the scope had. No order can save them."""
         self.ever_saved = 0
         self.question_tokens = 0
         self.reference_tokens = 0
@@ -224,13 +275,24 @@ class _Tally:
         self.touches += 1
         self.touch_tokens += missing_tokens + TOUCH_REST + _ANSWER_TOKENS
 
+    @property
+    def distinct(self) -> int:
+        """Number of different blocks that were fed."""
+        return len(self._keys)
+
     def add(self, request: ReplayRequest, order: ContextOrder, prompt: ReplayPrompt, cached: CachedPieces) -> None:
+        if self.evidence is not None:
+            self.evidence.add(request, order)
         saved, saved_note_tokens = sum(prompt.tokens[: cached.now]), sum(prompt.written[: cached.now])
         self.saved.append(saved)
         self.totals.append(prompt.total_tokens)
         self.prefilled.append(prompt.total_tokens - saved + prompt.note_tokens - saved_note_tokens)
         self.plan_seconds.append(order.plan_seconds)
         self.commit_seconds.append(order.commit_seconds)
+        for i in order.order:
+            if request.keys[i] not in self._keys:
+                self._keys.add(request.keys[i])
+                self.new_tokens += request.tokens[i]
         self.ever_saved += sum(prompt.tokens[: cached.ever])
         self.question_tokens += prompt.question_tokens
         self.note_tokens += prompt.note_tokens

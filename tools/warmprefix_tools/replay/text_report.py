@@ -8,8 +8,8 @@ from warmprefix.cache_profiles import CacheProfile
 from warmprefix.errors import MissingExtraError
 from warmprefix_tools.caches import CacheUse
 from warmprefix_tools.console import plain_table
-from warmprefix_tools.replay.comparison import TraceComparison, compare, summary
-from warmprefix_tools.replay.results import Estimates, ReplayResult
+from warmprefix_tools.replay.comparison import TraceComparison, choice_columns, choice_summary, compare, summary
+from warmprefix_tools.replay.results import ChoiceResult, Estimates, ReplayResult
 from warmprefix_tools.report.amounts import counted
 from warmprefix_tools.report.visible import visible
 from warmprefix_tools.traces.trace import Trace
@@ -31,17 +31,25 @@ _Column = tuple[str, Callable[[ReplayResult], str]]
 
 
 def print_results(
-    results: Sequence[ReplayResult], estimates: Estimates, console: Console, profile: CacheProfile | None = None
+    results: Sequence[ReplayResult],
+    estimates: Estimates,
+    console: Console,
+    profile: CacheProfile | None = None,
+    choices: Sequence[ChoiceResult] = (),
 ) -> None:
-    """Print a table and a summary for each trace, and how to read the columns."""
-    for comparison in compare(results):
+    """Print tables and summaries for each trace, and how to read the columns."""
+    for comparison in compare(results, choices):
         console.print(Text(_title(comparison), style="bold"))
         _print_table(comparison, estimates, console, profile)
         _print_text(summary(comparison), console)
         if profile is not None:
             _print_text(_profile_summary(comparison.after, profile), console)
+        if comparison.choices:
+            console.print(_choice_table(comparison.choices), crop=False)
+            _print_text(choice_summary(comparison.choices[0]), console)
         console.print()
-    for line in [*_failures(results), *_legend(estimates, profile)]:
+    arms = [arm for choice in choices for arm in choice.arms.values() if arm is not choice.first]
+    for line in [*_failures([*results, *arms]), *_legend(estimates, profile), *([_CHOICE_LEGEND] if choices else ())]:
         _print_text(line, console, style="dim")
 
 
@@ -122,6 +130,20 @@ def _table(comparison: TraceComparison, columns: Sequence[_Column]) -> Table:
     return table
 
 
+def _choice_table(choices: Sequence[ChoiceResult]) -> Table:
+    """Return a table of what is fed and computed, one row per arm and cache size."""
+    columns = choice_columns(choices)
+    table = plain_table("cache\n  evidence", *(heading for heading, _ in columns))
+    for choice in choices:
+        capacity = choice.chosen.capacity_tokens
+        table.add_row(Text("no bound" if capacity is None else f"{capacity:,} tokens", style="dim"))
+        for name, arm in choice.arms.items():
+            cells = [cell(arm) for _, cell in columns]
+            table.add_row(f"  {name}", *cells, style="bold" if arm is choice.chosen else None)
+    table.width = Console(width=_ANY_WIDTH).measure(table).maximum
+    return table
+
+
 def _profile_summary(result: ReplayResult, profile: CacheProfile) -> str:
     saved = result.profile_saved_share
     change = f"{abs(saved):.1%} {'less' if saved > 0 else 'more'}" if round(saved, 3) else "as much"
@@ -154,6 +176,15 @@ def _failures(results: Sequence[ReplayResult]) -> list[str]:
         if result.tokenizer_errors
     ]
     return policies + tokenizers
+
+
+_CHOICE_LEGEND = (
+    "chosen: evidence chosen among all candidates in view of the cache. by chance: as many exchanged and extra "
+    "passages, drawn by lot among those of the same tolerance. exchanged: passages in place of one that relevance "
+    "feeds. gold: passages that the trace names, such as clicked or cited ones; lost, won: requests that lack one "
+    "that relevance feeds, or have one that it does not. most fed 1 %: share of all fed passages that the most-fed "
+    "ones make up, which are 1 % of those that relevance feeds."
+)
 
 
 def _legend(estimates: Estimates, profile: CacheProfile | None) -> list[str]:
