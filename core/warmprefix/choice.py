@@ -40,7 +40,7 @@ class Choice:
     """Most candidates beyond `k` places, with the same tolerance, where the engine holds them: nothing to compute."""
     scores: Scores = "similarity"
     """What scores are: `"similarity"`, where higher is better, or `"distance"`."""
-    most: float = 0.1
+    most: float = 0.05
     """Most requests of a scope in which one passage may enter by choice, as a share; older requests count less."""
 
     def __post_init__(self) -> None:

@@ -13,13 +13,15 @@ __all__ = ["Exposure", "choose_candidates"]
 
 _EDGES = 128
 """Most edges that a search walks."""
-_PRICE = 0.5
+_PRICE = 2.0
 """What a loss of score by the whole spread costs, in mean blocks of the first `k`."""
 _EXTRA_WORTH = 0.001
 """What a candidate is worth that costs nothing, in tokens: less than any saving."""
 
 
-def choose_candidates(candidates: Candidates, view: PrefixView, may_enter: Collection[int]) -> list[int]:
+def choose_candidates(
+    candidates: Candidates, view: PrefixView, may_enter: Collection[int], may_leave: Collection[int]
+) -> list[int]:
     """Return the indices of the candidates to feed, ascending: the first `k` unless others save more than they cost.
 
     A candidate beyond `k` is fed only where it stands on a path that is resident or in flight and whose other blocks
@@ -29,8 +31,9 @@ def choose_candidates(candidates: Candidates, view: PrefixView, may_enter: Colle
         candidates: The candidates.
         view: The content of the cache.
         may_enter: The indices beyond `k` of those that may be fed.
+        may_leave: The indices of those of the first `k` that need not be fed, behind those that are always fed.
     """
-    search = _PathSearch(candidates, may_enter)
+    search = _PathSearch(candidates, may_enter, may_leave)
     search.walk_tree(view)
     for order in view.in_flight:
         search.extend(0, order)
@@ -40,13 +43,15 @@ def choose_candidates(candidates: Candidates, view: PrefixView, may_enter: Colle
 class _PathSearch:
     """The best path so far. The candidates on a path are the bits of an int."""
 
-    def __init__(self, candidates: Candidates, may_enter: Collection[int]) -> None:
+    def __init__(self, candidates: Candidates, may_enter: Collection[int], may_leave: Collection[int]) -> None:
         choice, blocks, losses = candidates.choice, candidates.blocks, candidates.losses
         self._k = k = min(choice.k, len(blocks))
         keep = min(choice.kept, k)
         self._tokens = [block.tokens for block in blocks]
         price = _PRICE * sum(self._tokens[:k]) / max(k, 1)
-        self._gains = sorted([(self._tokens[i] + price * losses[i], 1 << i) for i in range(keep, k)], reverse=True)
+        self._gains = sorted(
+            [(self._tokens[i] + price * losses[i], 1 << i) for i in range(keep, k) if i in may_leave], reverse=True
+        )
         """What it is worth to leave each candidate out that may be left out, the best first."""
         self._costs = [(price * losses[i], 1 << i) for i in sorted(may_enter)]
         self._most_gained = sum([max(gain, 0.0) for gain, _ in self._gains])
@@ -152,6 +157,9 @@ class Exposure:
             self._requests /= _LARGEST
             for key, (times, choices) in self._passages.items():
                 self._passages[key] = times / _LARGEST, choices / _LARGEST
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._passages
 
     def share_chosen(self, key: bytes) -> float:
         """Return the share of the requests in which a passage has entered by choice."""

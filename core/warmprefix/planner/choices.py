@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from warmprefix.choice import Candidates
 from warmprefix.order_sharing import LearnedOrder
 from warmprefix.ordering import OrderingPolicy, PrefixView, ServedBlock
 from warmprefix.ordering.choosing import Exposure, choose_candidates
+from warmprefix.plan import ContextPlan
 from warmprefix.prefix import PrefixTree
 
 __all__ = ["ScopeChoices"]
@@ -35,11 +36,16 @@ class ScopeChoices:
         choice, share = candidates.choice, self.exposure.share_chosen
         beyond = range(min(choice.k, candidates.reach), candidates.reach)
         may_enter = [i for i in beyond if share(candidates.blocks[i].fingerprint) <= choice.most]
-        return choose_candidates(candidates, PrefixView(self.tree, (), in_flight), may_enter)
+        # Where all traffic is new, what is resident belongs to other questions; and so each passage is fed once.
+        may_leave = [i for i in range(choice.k) if candidates.blocks[i].fingerprint in self.exposure]
+        return choose_candidates(candidates, PrefixView(self.tree, (), in_flight), may_enter, may_leave)
 
-    def learn(self, order: LearnedOrder, entered: Collection[bytes]) -> None:
-        """Learn an order that a model saw, and which of its blocks entered by choice. May raise what a policy does."""
-        self.exposure.add(order.keys, entered)
+    def learn(self, order: LearnedOrder, plan: ContextPlan | None) -> None:
+        """Learn an order that a model saw; others' orders have no plan. May raise what a policy does."""
+        entered = () if plan is None else plan.entered
+        if entered is None and self.is_isolated:
+            return
+        self.exposure.add(order.keys, [order.keys[order.ranks.index(position)] for position in entered or ()])
         if self.is_isolated:
             resident = self.tree.insert(order.keys, order.tokens).blocks
             self.policy.observe(

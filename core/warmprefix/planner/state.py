@@ -446,13 +446,13 @@ class PlannerState:
                 ServedBlock(key, length, rank, i < resident)
                 for i, (key, length, rank) in enumerate(zip(keys, tokens, ranks, strict=True))
             ]
-            entered = () if plan is None else plan.entered
             try:
                 state.policy.observe(served)
-                if entered is not None and (plan is not None or state.chosen is not None):
-                    state.choices().learn(
-                        order, [key for key, rank in zip(keys, ranks, strict=True) if rank in entered]
-                    )
+            except Exception:
+                self.metrics.degrade("policy")
+            try:
+                if state.chosen is not None:
+                    state.chosen.learn(order, plan)
             except Exception:
                 self.metrics.degrade("policy")
         except BaseException:  # such as KeyboardInterrupt: do not trust a scope that has half learned an order
