@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from inspect import isawaitable
 from typing import Any
 from uuid import uuid4
@@ -18,7 +19,7 @@ from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 from llama_index_instrumentation import get_dispatcher
 from llama_index_instrumentation.dispatcher import active_instrument_tags
 
-from warmprefix import Branch, ContextBlock, ContextPlan, ContextPlanner, PlannedBlock
+from warmprefix import Branch, Choice, ContextBlock, ContextPlan, ContextPlanner, PlannedBlock
 from warmprefix.annotate import Annotate
 from warmprefix.plan import Placement
 from warmprefix_llamaindex.conversations import (
@@ -35,6 +36,7 @@ from warmprefix_llamaindex.node_neighbours import follows_directly
 from warmprefix_llamaindex.synthesizer_labels import PlannedNodes, install_labels
 from warmprefix_llamaindex.tail_nodes import tail_nodes, whole
 from warmprefix_llamaindex.turn_events import PendingTurn, install_turn_events, turns, warn_rebuilt
+from warmprefix_requests.choices import usable_choice
 from warmprefix_requests.neighbours import PinRule, neighbours, pin_of, with_kept_places
 
 __all__ = ["ContextReusePostprocessor"]
@@ -44,7 +46,7 @@ _dispatcher = get_dispatcher(__name__)
 
 
 class ContextReusePostprocessor(BaseNodePostprocessor):
-    """Node postprocessor that orders nodes for the engine's prefix cache, and drops none.
+    """Node postprocessor that orders nodes for the engine's prefix cache, and drops none unless it may `choose`.
 
     It takes the nodes in relevance order, so put it last:
     `node_postprocessors=[reranker, ContextReusePostprocessor()]`. Never put a `LongContextReorder` after it: that would
@@ -59,6 +61,10 @@ class ContextReusePostprocessor(BaseNodePostprocessor):
     Neighbours stay together and in order: nodes one behind the other in the list that also follow each other in their
     source, by their relationships, offsets or pages. So behind a `PrevNextNodePostprocessor` they keep reading order.
     Nodes without text, such as images, keep their places in the list.
+
+    With `choose` the retriever returns more nodes than the prompt has places, and the planner feeds those of nearly
+    equal score that the engine holds already. The nodes that are not fed are missing in the result. If the nodes do not
+    come with falling scores, as behind a step that sorts by date, the first `k` are fed, and a warning is logged once.
 
     With placement `"head"` the planner learns the order at once, because the postprocessor does not see whether the
     model answers. At worst the planner expects a prefix that the cache does not hold.
@@ -110,7 +116,14 @@ class ContextReusePostprocessor(BaseNodePostprocessor):
         "returns one of them or None. Only a key is serialised.",
     )
 
+    choose: Choice | None = Field(
+        default=None,
+        description="Feed `k` of the given nodes: the first ones, and in the last places perhaps others of nearly "
+        "equal score that the engine holds already.",
+    )
+
     _failed: bool = PrivateAttr(default=False)
+    _unscored: bool = PrivateAttr(default=False)
     _rebuilt: bool = PrivateAttr(default=False)
 
     @field_validator("conversation", mode="before")
@@ -118,6 +131,10 @@ class ContextReusePostprocessor(BaseNodePostprocessor):
     def _check_conversation(cls, conversation: Any) -> Any:
         check_rule(conversation)
         return conversation
+
+    @field_serializer("choose")
+    def _choice_values(self, choose: Choice | None) -> dict[str, Any] | None:
+        return None if choose is None else asdict(choose)
 
     @field_serializer("conversation")
     def _conversation_name(self, conversation: ConversationRule | None) -> str | None:
@@ -129,6 +146,8 @@ class ContextReusePostprocessor(BaseNodePostprocessor):
 
     def model_post_init(self, context: Any, /) -> None:
         super().model_post_init(context)
+        if self.choose is not None and self.order_locked:
+            raise ValueError("choose must be None with order_locked=True: a locked order has no nodes to exchange")
         if self.annotate != "none" or self.placement == "tail":
             install_labels()
         if self.placement == "tail":
@@ -165,7 +184,7 @@ class ContextReusePostprocessor(BaseNodePostprocessor):
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None
     ) -> Iterator[Callable[[list[NodeWithScore]], list[NodeWithScore]]]:
         """Emit the same events as the framework's rerankers, around a call of the yielded function with the result."""
-        name, count = self.class_name(), len(nodes)
+        name, count = self.class_name(), len(nodes[: None if self.choose is None else self.choose.k])
         reported: list[NodeWithScore] = []
 
         def report(arranged: list[NodeWithScore]) -> list[NodeWithScore]:
@@ -196,10 +215,10 @@ class ContextReusePostprocessor(BaseNodePostprocessor):
             return nodes
         try:
             is_tail, known = self._is_tail(), self._conversation(query)
-            request = _Request(nodes, self.pinned, is_tail)
+            request = self._request(nodes, is_tail)
             if is_tail and isinstance(known, BaseMemory):
-                known = surviving(known, known.get_all(**stored(known)), request.blocks, query)
-            options = self._plan_options(known, is_tail)
+                known = surviving(known, known.get_all(**stored(known)), request.first_blocks, query)
+            options = {**self._plan_options(known, is_tail), "choose": request.choose}
             if is_tail:
                 return self._followed(request, self.planner.plan(request.blocks, **options), known)
             with self.planner.planning(request.blocks, **options) as plan:
@@ -215,10 +234,10 @@ class ContextReusePostprocessor(BaseNodePostprocessor):
         try:
             is_tail, known = self._is_tail(), self._conversation(query)
             known = await known if isawaitable(known) else known
-            request = _Request(nodes, self.pinned, is_tail)
+            request = self._request(nodes, is_tail)
             if is_tail and isinstance(known, BaseMemory):
-                known = surviving(known, await known.aget_all(**stored(known)), request.blocks, query)
-            options = self._plan_options(known, is_tail)
+                known = surviving(known, await known.aget_all(**stored(known)), request.first_blocks, query)
+            options = {**self._plan_options(known, is_tail), "choose": request.choose}
             if is_tail:
                 return self._followed(request, await self.planner.aplan(request.blocks, **options), known)
             async with self.planner.planning(request.blocks, **options) as plan:
@@ -226,6 +245,16 @@ class ContextReusePostprocessor(BaseNodePostprocessor):
             return request.in_planned_order(plan)
         except Exception:
             return self._unarranged(nodes)
+
+    def _request(self, nodes: list[NodeWithScore], is_tail: bool) -> _Request:
+        """Return the request; if nothing can be chosen from the nodes, that of the first ones."""
+        request = _Request(nodes, self.pinned, is_tail, self.choose)
+        if request.error is None:
+            return request
+        level = logging.DEBUG if self._unscored else logging.WARNING
+        self._unscored = True
+        _log.log(level, "no choice, the first nodes are fed: %s", request.error)
+        return _Request(request.first_nodes, self.pinned, is_tail)
 
     def _is_tail(self) -> bool:
         """Return whether the history keeps the context: not in an engine that rebuilds it for each question."""
@@ -287,6 +316,7 @@ class ContextReusePostprocessor(BaseNodePostprocessor):
         level = logging.DEBUG if self._failed else logging.WARNING
         self._failed = True
         _log.log(level, "nodes stay in relevance order", exc_info=True)
+        nodes = nodes if self.choose is None else nodes[: self.choose.k]
         if self.placement == "head" or turns.engine_around() is not None:
             return nodes
         turn = {TURN: uuid4().hex}  # without a record: what the turn shows is unknown
@@ -302,7 +332,13 @@ def _in_relevance_order(nodes: list[NodeWithScore]) -> list[NodeWithScore]:
 class _Request:
     """The nodes of one request, and their blocks; those of images are blank."""
 
-    def __init__(self, nodes: list[NodeWithScore], pinned: PinRule[NodeWithScore] | None, is_tail: bool) -> None:
+    def __init__(
+        self,
+        nodes: list[NodeWithScore],
+        pinned: PinRule[NodeWithScore] | None,
+        is_tail: bool,
+        choose: Choice | None = None,
+    ) -> None:
         self._nodes = nodes
         self.blocks: list[ContextBlock] = []
         texts = [scored.node.get_content(MetadataMode.LLM) for scored in nodes]
@@ -312,18 +348,35 @@ class _Request:
         for scored, text, before in zip(nodes, texts, followed, strict=True):
             follows = None if before is None else self.blocks[before]
             pin = pin_of(pinned, scored, scored.node.metadata)
-            self.blocks.append(ContextBlock(text, id=scored.node.node_id, pinned=pin, follows=follows))
+            score = None if choose is None else scored.score
+            self.blocks.append(ContextBlock(text, id=scored.node.node_id, score=score, pinned=pin, follows=follows))
+        self.choose, self._first, self.error = choose, len(nodes), None
+        if choose is not None:
+            self.choose, self._first, self.error = usable_choice(choose, self.blocks, nodes)
+
+    @property
+    def first_nodes(self) -> list[NodeWithScore]:
+        """The nodes that relevance alone feeds."""
+        return self._nodes[: self._first]
+
+    @property
+    def first_blocks(self) -> list[ContextBlock]:
+        """Their blocks."""
+        return self.blocks[: self._first]
 
     def in_tail(self, plan: ContextPlan) -> PlannedNodes:
         """Return copies of the nodes that show labelled texts or references."""
         return PlannedNodes(tail_nodes(self._nodes, self._order(plan), plan))
 
     def _order(self, plan: ContextPlan) -> list[int]:
-        """Return the places of all nodes in planned order: those of repeats behind, those without text as they were."""
+        """Return the places of the nodes in planned order: those of repeats behind, those without text as they were.
+
+        With a choice, of the fed nodes; repeats are not among them.
+        """
         order = [planned.rank for planned in plan.blocks]
-        order += sorted([rank for planned in plan.blocks for rank in planned.positions[1:]])
-        placed = set(order)
-        return with_kept_places(order, [rank for rank in range(len(self._nodes)) if rank not in placed])
+        if self.choose is None:
+            order += sorted([rank for planned in plan.blocks for rank in planned.positions[1:]])
+        return with_kept_places(order, [rank for rank, block in enumerate(self.first_blocks) if block.is_blank])
 
     def in_planned_order(self, plan: ContextPlan) -> PlannedNodes:
         """Return copies of the nodes with their marks, which are empty if the plan has no annotation."""

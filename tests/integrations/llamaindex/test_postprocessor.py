@@ -268,6 +268,7 @@ FIELDS = {
     "annotate": "none",
     "order_locked": True,
     "pinned": "place",
+    "choose": None,
 }
 
 
