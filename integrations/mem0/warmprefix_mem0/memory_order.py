@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from typing import Any, NamedTuple
 
-from warmprefix import Branch, ContextBlock, ContextPlan, ContextPlanner, Templates, fingerprint
+from warmprefix import Branch, Choice, ContextBlock, ContextPlan, ContextPlanner, Templates, fingerprint
 from warmprefix.annotate import Annotate, check_annotate, has_bracket, has_labels
 from warmprefix.ordering import BlockView, PrefixView
 from warmprefix.planner import PlanOptions
+from warmprefix_requests.choices import usable_choice
 from warmprefix_requests.neighbours import PinRule, pin_of, with_kept_places
 
 __all__ = ["ArrangedMemories", "Entry", "MemoryArranger", "SteadyOrder", "short_id", "text_of"]
@@ -83,26 +84,39 @@ class MemoryArranger:
         annotate: Annotate = "none",
         order_locked: bool = False,
         pinned: PinRule[Entry] | None = None,
+        choose: Choice | None = None,
     ) -> None:
         """Plan with `planner`, or with a new one that keeps the last order of each tenant.
 
         Raises:
-            TypeError: `planner` is neither a ContextPlanner nor None, or `pinned` has the wrong type.
-            ValueError: `annotate` has another value.
+            TypeError: `planner` is neither a ContextPlanner nor None, or `pinned` or `choose` has the wrong type.
+            ValueError: `annotate` has another value, or `choose` can't work.
         """
         check_annotate(annotate)
         if planner is not None and not isinstance(planner, ContextPlanner):
             raise TypeError(f"planner must be a ContextPlanner or None, got {type(planner).__name__}")
         if not (pinned is None or isinstance(pinned, str) or callable(pinned)):
             raise TypeError(f"pinned must be a metadata key, a function or None, got {type(pinned).__name__}")
+        if choose is not None:
+            if not isinstance(choose, Choice):
+                raise TypeError(f"choose must be a Choice or None, got {type(choose).__name__}")
+            if order_locked:
+                raise ValueError("choose must be None with order_locked=True: a locked order has nothing to exchange")
+            if choose.scores != "similarity":
+                raise ValueError(f"choose.scores must be 'similarity', as Mem0's scores are, got {choose.scores!r}")
+        self.choose = choose
         self.planner = ContextPlanner(policy=SteadyOrder) if planner is None else planner
         self.annotate: Annotate = annotate
         self._order_locked = order_locked
         self._pinned = pinned
-        self._failed_before = False
+        self._failed_before = self._unscored_before = False
 
     def arrange(
-        self, entries: Sequence[Entry], tenant: Callable[[], str], conversation: str | Branch | None = None
+        self,
+        entries: Sequence[Entry],
+        tenant: Callable[[], str],
+        conversation: str | Branch | None = None,
+        choose: Choice | None = None,
     ) -> ArrangedMemories:
         """Order the memories; if that fails, return them in the given order.
 
@@ -110,44 +124,66 @@ class MemoryArranger:
             entries: Memories in relevance order.
             tenant: Returns the tenant of the memories. An error in it counts as a failure too.
             conversation: Conversation whose history keeps `context`; None for head placement.
+            choose: Feed only `k` of them, and in a conversation the first ones; None to feed all.
         """
         try:
-            blocks, options = self._request(entries, tenant, conversation)
+            entries, blocks, options = self._request(entries, tenant, conversation, choose)
             plan = self.planner.plan(blocks, **options)
             if conversation is None:
                 self.planner.commit(plan)
             return _arranged(entries, plan)
         except Exception:
-            return self._unplanned(entries)
+            return self._unplanned(entries if choose is None else entries[: choose.k])
 
     async def aarrange(
-        self, entries: Sequence[Entry], tenant: Callable[[], str], conversation: str | Branch | None = None
+        self,
+        entries: Sequence[Entry],
+        tenant: Callable[[], str],
+        conversation: str | Branch | None = None,
+        choose: Choice | None = None,
     ) -> ArrangedMemories:
         """Do the same as `arrange`; searches of other tasks that are ready are considered."""
         try:
-            blocks, options = self._request(entries, tenant, conversation)
+            entries, blocks, options = self._request(entries, tenant, conversation, choose)
             plan = await self.planner.aplan(blocks, **options)
             if conversation is None:
                 await self.planner.acommit(plan)
             return _arranged(entries, plan)
         except Exception:
-            return self._unplanned(entries)
+            return self._unplanned(entries if choose is None else entries[: choose.k])
 
     def _request(
-        self, entries: Sequence[Entry], tenant: Callable[[], str], conversation: str | Branch | None
-    ) -> tuple[list[ContextBlock], PlanOptions]:
+        self,
+        entries: Sequence[Entry],
+        tenant: Callable[[], str],
+        conversation: str | Branch | None,
+        choose: Choice | None,
+    ) -> tuple[Sequence[Entry], list[ContextBlock], PlanOptions]:
+        """Return the memories that may be fed, their blocks and the options of their plan."""
         blocks = []
-        for entry in entries:
+        scores = [None] * len(entries) if choose is None else _scores(entries)
+        for entry, score in zip(entries, scores, strict=True):
             text = text_of(entry) or ""
             id = short_id(text) if isinstance(conversation, Branch) else _id_of(entry)
-            blocks.append(ContextBlock(text, id=id, pinned=pin_of(self._pinned, entry, _metadata_of(entry))))
+            pin = pin_of(self._pinned, entry, _metadata_of(entry))
+            blocks.append(ContextBlock(text, id=id, score=score, pinned=pin))
         options: PlanOptions = {"tenant": tenant(), "annotate": self.annotate, "order_locked": self._order_locked}
+        if choose is not None:
+            usable = usable_choice(choose, blocks, entries)
+            if usable.error is not None and conversation is None:
+                level = logging.DEBUG if self._unscored_before else logging.WARNING
+                self._unscored_before = True
+                _log.log(level, "no choice, the first memories are fed: %s", usable.error)
+            if usable.error is not None or conversation is not None:
+                entries, blocks = entries[: usable.first], blocks[: usable.first]
+            else:
+                options["choose"] = usable.choice
         if conversation is not None:
             options |= {"placement": "tail", "conversation": conversation}
             if not self._order_locked:
                 tokens = _BRIEF_TOKENS_IN_BRANCH if isinstance(conversation, Branch) else _BRIEF_TOKENS
                 blocks = [block for block in blocks if block.pinned or not _is_brief(block, tokens)]
-        return blocks, options
+        return entries, blocks, options
 
     def _unplanned(self, entries: Sequence[Entry]) -> ArrangedMemories:
         """Log a failure, and return the memories in the order of Mem0: the one place that degrades."""
@@ -172,14 +208,21 @@ def _arranged(entries: Sequence[Entry], plan: ContextPlan) -> ArrangedMemories:
         context = "\n\n".join(filter(None, [plan.render(), _as_escaped_list(brief)]))
         return ArrangedMemories(list(map(copy, entries)), context, note, plan)
     order = [block.rank for block in plan.blocks]
-    order += sorted([place for block in plan.blocks for place in block.positions[1:]])  # repeated texts
-    placed = set(order)
-    order = with_kept_places(order, [place for place in range(len(entries)) if place not in placed])
+    if plan.entered is None:  # else the plan has all memories that are fed
+        order += sorted([place for block in plan.blocks for place in block.positions[1:]])  # repeated texts
+        placed = set(order)
+        order = with_kept_places(order, [place for place in range(len(entries)) if place not in placed])
     if has_labels(plan.annotation):
         context = plan.render()
     else:
         context = _as_list(block.render() for block in plan.blocks) + ("" if note is None else f"\n\n{note}")
     return ArrangedMemories([copy(entries[i]) for i in order], context, note)
+
+
+def _scores(entries: Sequence[Entry]) -> list[Any]:
+    """Return the scores that the memories are sorted by: those of a reranker, if it has scored all of them."""
+    reranked = [entry.get("rerank_score") for entry in entries]
+    return [entry.get("score") for entry in entries] if None in reranked else reranked
 
 
 def text_of(entry: object) -> str | None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Coroutine, Mapping
-from functools import wraps
+from dataclasses import replace
+from functools import partial, wraps
 from types import TracebackType
 from typing import Any
 
-from warmprefix import Branch, ContextPlan, ContextPlanner
+from warmprefix import Branch, Choice, ContextPlan, ContextPlanner
 from warmprefix.annotate import Annotate
 from warmprefix.errors import check_names
 from warmprefix_mem0.memory_order import ArrangedMemories, Entry, MemoryArranger
@@ -42,6 +43,7 @@ class _MemoryWrapper:
         annotate: Annotate = "none",
         order_locked: bool = False,
         pinned: PinRule[Entry] | None = None,
+        choose: Choice | None = None,
     ) -> None:
         """Wrap a memory, which remains usable directly.
 
@@ -59,10 +61,15 @@ class _MemoryWrapper:
             order_locked: Keep the order of Mem0, for example because the search sorts by time.
             pinned: Memories to keep at an end: the metadata key of `"start"` or `"end"`, or a function that returns one
                 of them or None.
+            choose: Return `k` memories: the most relevant ones, and in the last places perhaps others of nearly equal
+                score that the engine holds already. Mem0 is asked for five per two places. A call's `top_k` lowers `k`,
+                or raises that number. The first `k` are returned in a conversation, and if the memories do not come
+                with falling scores.
 
         Raises:
             TypeError: `memory` needs the other class or has no `search`, or another argument has the wrong type.
-            ValueError: `annotate` has another value.
+            ValueError: `annotate` has another value, `choose` comes with `order_locked`, or its scores are distances:
+                Mem0 sorts by similarity.
         """
         search = getattr(memory, "search", None)
         kind = type(memory).__name__
@@ -75,7 +82,7 @@ class _MemoryWrapper:
         if tenant is not None and not isinstance(tenant, str):
             raise TypeError(f"tenant must be a str or None, got {type(tenant).__name__}")
         self._memory = memory
-        self._arranger = MemoryArranger(planner, annotate, order_locked, pinned)
+        self._arranger = MemoryArranger(planner, annotate, order_locked, pinned, choose)
         self._tenant = tenant
 
     def forget(self, conversation: str, filters: Mapping[str, Any]) -> None:
@@ -92,9 +99,18 @@ class _MemoryWrapper:
 
     def _owners(self, results: list[Entry], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         """Return the tenant of a search."""
-        filters = _filters(args, kwargs)
+        filters = _option("filters", args, kwargs)
         # A subclass may have its own `search`, whose other arguments select the owners.
         return owners_of(results, self._tenant) if filters is None else tenant_of(filters, self._tenant)
+
+    def _candidates(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Choice | None, dict[str, Any]]:
+        """Return the choice of a search, and the keywords that ask Mem0 for its candidates."""
+        choose, top_k = self._arranger.choose, _option("top_k", args, kwargs)
+        if choose is None or not (top_k is None or (type(top_k) is int and top_k > 0)):
+            return None, kwargs  # Mem0 says what is wrong, or finds nothing
+        if top_k is not None and top_k < choose.k:
+            choose = replace(choose, k=top_k, keep=min(choose.kept, top_k))
+        return choose, {**kwargs, "top_k": max(-(-5 * choose.k // 2), top_k or 0)}
 
     def _plan_of(self, found: object) -> ContextPlan | None:
         if not isinstance(found, _FoundMemories):
@@ -170,13 +186,13 @@ class ContextReuseMemory(_MemoryWrapper):
         @wraps(search)
         def arranged(*args: Any, conversation: str | Branch | None = None, **kwargs: Any) -> dict[str, Any]:
             _check_conversation(conversation)
+            choose, kwargs = self._candidates(args, kwargs)
             result: dict[str, Any] = search(*args, **kwargs)
             results = _results(result)
             if results is None:
                 return result
-            return _with_context(
-                result, self._arranger.arrange(results, lambda: self._owners(results, args, kwargs), conversation)
-            )
+            owners = partial(self._owners, results, args, kwargs)
+            return _with_context(result, self._arranger.arrange(results, owners, conversation, choose))
 
         return arranged
 
@@ -230,14 +246,13 @@ class AsyncContextReuseMemory(_MemoryWrapper):
         @wraps(search)
         async def arranged(*args: Any, conversation: str | Branch | None = None, **kwargs: Any) -> dict[str, Any]:
             _check_conversation(conversation)
+            choose, kwargs = self._candidates(args, kwargs)
             result: dict[str, Any] = await search(*args, **kwargs)
             results = _results(result)
             if results is None:
                 return result
-            return _with_context(
-                result,
-                await self._arranger.aarrange(results, lambda: self._owners(results, args, kwargs), conversation),
-            )
+            owners = partial(self._owners, results, args, kwargs)
+            return _with_context(result, await self._arranger.aarrange(results, owners, conversation, choose))
 
         return arranged
 
@@ -285,9 +300,8 @@ def _with_context(result: Mapping[str, Any], arranged: ArrangedMemories) -> _Fou
     return found
 
 
-def _filters(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
-    """Return the filters of a `search` call: a keyword, or a field of the hosted API's `options`."""
-    if "filters" in kwargs:
-        return kwargs["filters"]
-    options = kwargs.get("options", args[1] if len(args) > 1 else None)
-    return getattr(options, "filters", None)
+def _option(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Return an option of a `search` call: a keyword, or a field of the hosted API's `options`."""
+    if name in kwargs:
+        return kwargs[name]
+    return getattr(kwargs.get("options", args[1] if len(args) > 1 else None), name, None)
