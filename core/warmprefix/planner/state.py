@@ -493,14 +493,7 @@ class PlannerState:
         with self.lock:
             for scope in self._states:
                 self.sharing.unfollow(scope)
-            for part in (
-                self._states,
-                self._capacities,
-                self._retained,
-                self.open_plans,
-                self.metrics,
-                self.errors,
-            ):
+            for part in (self._states, self._capacities, self._retained, self.open_plans, self.metrics, self.errors):
                 part.clear()
 
     def __iter__(self) -> Iterator[ScopeState]:
