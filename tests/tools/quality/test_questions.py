@@ -32,10 +32,10 @@ from warmprefix_tools.quality.conversations import Messages
 from warmprefix_tools.quality.data_sets import DATA_SETS, data_set_questions
 from warmprefix_tools.quality.made_up import made_up_questions
 from warmprefix_tools.quality.questions import (
-    Candidate,
     EarlierTurn,
     EvidenceQuestion,
     QuestionsError,
+    ScoredPassage,
     read_questions,
     squad_questions,
     with_fewer_passages,
@@ -57,7 +57,7 @@ def test_a_file_is_read(tmp_path: Path) -> None:
     )
     assert (two.id, two.answers) == ("2", ())
     assert two.earlier == (EarlierTurn("Where?", "There.", ("The sea.",)),)
-    assert (one.candidates, two.candidates) == ((), (Candidate("The sea.", 2.5), Candidate("The sky.", -1.0)))
+    assert (one.candidates, two.candidates) == ((), (ScoredPassage("The sea.", 2.5), ScoredPassage("The sky.", -1.0)))
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def question_with_candidates(number: int, rng: random.Random) -> EvidenceQuestio
     topic = number % 3
     texts = [f"Passage {each} of topic {topic}. {'It is long. ' * 20}" for each in range(12)]
     scores = [10.0, *sorted([rng.uniform(8, 9) for _ in texts[1:]], reverse=True)]
-    found = tuple(map(Candidate, rng.sample(texts, len(texts)), scores))
+    found = tuple(map(ScoredPassage, rng.sample(texts, len(texts)), scores))
     passages = tuple([each.text for each in found[:6]])
     return EvidenceQuestion(str(number), f"Question {number}?", ("It is long",), passages, (0,), candidates=found)
 

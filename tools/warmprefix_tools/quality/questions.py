@@ -21,11 +21,11 @@ except ImportError as exc:
     raise MissingExtraError("cli", "pydantic") from exc
 
 __all__ = [
-    "Candidate",
     "EarlierTurn",
     "Evidence",
     "EvidenceQuestion",
     "QuestionsError",
+    "ScoredPassage",
     "evidence_with",
     "read_questions",
     "squad_questions",
@@ -44,7 +44,7 @@ class QuestionsError(WarmprefixError):
     """Questions could not be read; the message names the file and the line."""
 
 
-class Candidate(NamedTuple):
+class ScoredPassage(NamedTuple):
     """A passage that the retriever found, with its score."""
 
     text: str
@@ -77,7 +77,7 @@ class EvidenceQuestion:
     """Oldest first."""
     chance: float | None = None
     """Share of guesses among the evidence that are right, from 0 to 1; None if unknown."""
-    candidates: tuple[Candidate, ...] = ()
+    candidates: tuple[ScoredPassage, ...] = ()
     """In relevance order, all different: the passages, and others that no place was left for. Empty if the passages are
     not the first ones that the retriever found, or their scores are unknown."""
 
@@ -125,7 +125,7 @@ class _QuestionLine(BaseModel):
         """Return the question; a line without an id gets its number."""
         if any(at >= len(self.passages) for at in self.gold):
             raise ValueError("gold must be a list of indices of passages")
-        found = tuple([Candidate(each.text, each.score) for each in self.candidates])
+        found = tuple([ScoredPassage(each.text, each.score) for each in self.candidates])
         if found:
             _check_candidates(found, self.passages)
         turns = tuple([EarlierTurn(turn.question, turn.answer, turn.passages) for turn in self.earlier])
@@ -133,7 +133,7 @@ class _QuestionLine(BaseModel):
         return EvidenceQuestion(id, self.question, self.answers, self.passages, self.gold, turns, self.chance, found)
 
 
-def _check_candidates(candidates: Sequence[Candidate], passages: tuple[str, ...]) -> None:
+def _check_candidates(candidates: Sequence[ScoredPassage], passages: tuple[str, ...]) -> None:
     texts = tuple([each.text for each in candidates])
     if len(set(texts)) < len(texts) or texts[: len(passages)] != passages:
         raise ValueError("candidates must be all different, and the first ones must be the passages")
@@ -234,7 +234,7 @@ class Evidence(NamedTuple):
 
     passages: tuple[str, ...]
     gold: tuple[int, ...]
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[ScoredPassage, ...]
     """See `EvidenceQuestion`, as for the others."""
 
     def asked(
@@ -250,7 +250,7 @@ def evidence_with(retriever: Bm25Retriever, question: str, needed: Sequence[str]
     Needed passages that BM25 does not find take the last places; then there are no candidates.
     """
     scored = retriever.scored(question, round(_CANDIDATES * count))
-    candidates = [Candidate(block.text, score) for block, score in scored]
+    candidates = [ScoredPassage(block.text, score) for block, score in scored]
     found = [each.text for each in candidates[:count]]
     missing = [text for text in dict.fromkeys(needed) if text not in found]
     others = [text for text in found if text not in needed]
