@@ -22,8 +22,8 @@ except ImportError as exc:
 
 __all__ = [
     "EarlierTurn",
-    "Evidence",
     "EvidenceQuestion",
+    "FoundEvidence",
     "QuestionsError",
     "ScoredPassage",
     "evidence_with",
@@ -229,7 +229,7 @@ def _sentences(paragraph: str) -> list[str]:
     return [found[0] for found in _SENTENCE.finditer(paragraph)]
 
 
-class Evidence(NamedTuple):
+class FoundEvidence(NamedTuple):
     """What a retriever finds for a question."""
 
     passages: tuple[str, ...]
@@ -244,7 +244,7 @@ class Evidence(NamedTuple):
         return EvidenceQuestion(id, question, answers, self.passages, self.gold, earlier, None, self.candidates)
 
 
-def evidence_with(retriever: Bm25Retriever, question: str, needed: Sequence[str], count: int = 8) -> Evidence:
+def evidence_with(retriever: Bm25Retriever, question: str, needed: Sequence[str], count: int = 8) -> FoundEvidence:
     """Return the passages that BM25 finds for a question, the indices of the needed ones, and the candidates.
 
     Needed passages that BM25 does not find take the last places; then there are no candidates.
@@ -257,4 +257,4 @@ def evidence_with(retriever: Bm25Retriever, question: str, needed: Sequence[str]
     dropped = set(others[len(others) - max(0, len(found) + len(missing) - count) :])
     passages = [text for text in found if text not in dropped] + missing
     gold = tuple(sorted({passages.index(text) for text in needed}))
-    return Evidence(tuple(passages), gold, () if missing else tuple(candidates))
+    return FoundEvidence(tuple(passages), gold, () if missing else tuple(candidates))
