@@ -132,7 +132,7 @@ def test_the_first_ones_are_kept() -> None:
     for keep, expected in ((4, "abcd"), (None, "abce"), (0, "abef")):
         planner = ContextPlanner()
         serve(planner, "xabcd", "ef")
-        plan = planner.plan(candidates("abcdef", [9, 8, 7, 6, 6, 6]), choose=Choice(k=4, keep=keep))
+        plan = planner.plan(candidates("abcdef", [9, 6, 6, 6, 6, 6]), choose=Choice(k=4, keep=keep))
         assert "".join(sorted(fed(plan))) == expected
 
 
@@ -142,6 +142,15 @@ def test_a_candidate_beyond_the_tolerance_is_not_fed() -> None:
         serve(planner, "xd", "abcf")
         with planner.planning(candidates("abcdef", [9, 8, 7, 5, 4.9, 4.1]), choose=Choice(k=4, within=within)) as plan:
             assert fed(plan) == expected
+
+
+def test_a_candidate_far_above_the_last_does_not_leave() -> None:
+    for third, expected in ((6.0, "abcd"), (5.3, "abdf")):
+        planner = ContextPlanner()
+        serve(planner, "xc", "abdf")
+        scores = [9, 8, third, 5, 4.9, 4.8]
+        plan = planner.plan(candidates("abcdef", scores), choose=Choice(k=4, keep=2))
+        assert "".join(sorted(fed(plan))) == expected
 
 
 def test_extra_candidates_are_fed_besides_the_first_ones() -> None:

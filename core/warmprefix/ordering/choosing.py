@@ -9,11 +9,13 @@ from warmprefix.choice import Candidates
 from warmprefix.ordering.policies import PrefixView
 from warmprefix.prefix.eviction import TreeNode
 
-__all__ = ["Exposure", "choose_candidates"]
+__all__ = ["LEAVING_SHARE", "Exposure", "choose_candidates"]
 
+LEAVING_SHARE = 1 / 3
+"""How far above rank `k` a candidate that leaves may score, as a share of what those that enter may score below."""
 _EDGES = 128
 """Most edges that a search walks."""
-_PRICE = 2.0
+_PRICE = 0.5
 """What a loss of score by the whole spread costs, in mean blocks of the first `k`."""
 _EXTRA_WORTH = 0.001
 """What a candidate is worth that costs nothing, in tokens: less than any saving."""

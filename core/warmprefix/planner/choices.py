@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from warmprefix.choice import Candidates
 from warmprefix.order_sharing import LearnedOrder
 from warmprefix.ordering import OrderingPolicy, PrefixView, ServedBlock
-from warmprefix.ordering.choosing import Exposure, choose_candidates
+from warmprefix.ordering.choosing import LEAVING_SHARE, Exposure, choose_candidates
 from warmprefix.plan import ContextPlan
 from warmprefix.prefix import PrefixTree
 
@@ -36,8 +36,13 @@ class ScopeChoices:
         choice, share = candidates.choice, self.exposure.share_chosen
         beyond = range(min(choice.k, candidates.reach), candidates.reach)
         may_enter = [i for i in beyond if share(candidates.blocks[i].fingerprint) <= choice.most]
-        # Where all traffic is new, what is resident belongs to other questions; and so each passage is fed once.
-        may_leave = [i for i in range(choice.k) if candidates.blocks[i].fingerprint in self.exposure]
+        # A passage that was never fed is likelier the answer to a new question, and so each passage is fed once.
+        may_leave = [
+            i
+            for i in range(choice.k)
+            if -candidates.losses[i] <= choice.within * LEAVING_SHARE
+            and candidates.blocks[i].fingerprint in self.exposure
+        ]
         return choose_candidates(candidates, PrefixView(self.tree, (), in_flight), may_enter, may_leave)
 
     def learn(self, order: LearnedOrder, plan: ContextPlan | None) -> None:
