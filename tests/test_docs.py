@@ -92,17 +92,19 @@ def test_recording_works_as_described(tmp_path: Path, monkeypatch: pytest.Monkey
     planned, *recorded = CODE.findall(page)
     names: dict[str, Any] = {
         "retriever": SimpleNamespace(
-            search=lambda question: [SimpleNamespace(text="Passage.", id="plain", score=0.5)],
+            search=lambda question, limit=1: [SimpleNamespace(text="Passage.", id="plain", score=0.5)],
         ),
         "count_tokens": lambda text: 1000 + len(text),
         "system_prompt": "You are terse.",
         **dict.fromkeys(("question", "session_id", "model"), "x"),
+        "answer_id": "answer-17",
     }
     exec(compile(planned, "record.md", "exec"), names)
     names["planner"].plan(["a"])
     assert len(read_trace("planned.jsonl.gz").requests) == 1
-    assert len(recorded) == 2
-    for block in recorded:
+    *others, candidates = recorded
+    assert len(others) == 2
+    for block in others:
         exec(compile(block, "record.md", "exec"), names)
     trace = read_trace("day.jsonl.gz")
     assert [request.blocks for request in trace.requests] == [("plain",), ("plain",)]
@@ -110,13 +112,21 @@ def test_recording_works_as_described(tmp_path: Path, monkeypatch: pytest.Monkey
     assert [request.conversation for request in trace.requests] == [0, None]
     assert trace.requests[-1].query_tokens == 1001
     assert len({request.scope for request in trace.requests}) == 2
+    with TraceRecorder(tmp_path / "candidates.jsonl") as names["recorder"]:
+        exec(compile(candidates, "record.md", "exec"), names)
+    clicks, _ = re.findall(r"^```json\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    with (tmp_path / "candidates.jsonl").open("a") as file:
+        file.write(clicks)
+    (request,) = read_trace(tmp_path / "candidates.jsonl").requests
+    assert (request.request, request.k, request.gold) == ("answer-17", 8, ("handbook#12",))
 
 
 def test_the_shown_trace_is_valid(tmp_path: Path) -> None:
-    (shown,) = re.findall(r"^```json\n(.*?)^```$", (ROOT / "docs/record.md").read_text(), re.DOTALL | re.MULTILINE)
+    _, shown = re.findall(r"^```json\n(.*?)^```$", (ROOT / "docs/record.md").read_text(), re.DOTALL | re.MULTILINE)
     (tmp_path / "day.jsonl").write_text(shown)
     with TraceRecorder(tmp_path / "ours.jsonl") as recorder:
         recorder.record([ContextBlock("a"), ContextBlock("b")])
+        recorder.record([ContextBlock("b"), ContextBlock("a")], k=1)
     ours, theirs = (
         [list(json.loads(line)) for line in (tmp_path / name).read_text().splitlines()]
         for name in ("ours.jsonl", "day.jsonl")

@@ -149,7 +149,7 @@ class PlannerStats:
     """Announced requests that are not planned yet."""
     open_plans: int = 0
     fed_passages: int = 0
-    """Different passages that committed plans with `choose` have fed lately, over all scopes."""
+    """Different passages fed lately, in scopes that have chosen."""
     most_fed_share: float | None = None
     """Share of all fed passages that the most-fed 1 % of them make up: mean over scopes, weighted by requests."""
     scopes: int = 0

@@ -92,7 +92,7 @@ METRICS = (
     _counter("extra_blocks", "{block}", "Candidates fed beyond the places, because the cache holds them."),
     _counter("twin_blocks", "{block}", "Candidates left out because the request has a twin of them."),
     _counter("superseded_blocks", "{block}", "Candidates left out because the request has a newer version of them."),
-    _gauge("fed_passages", "{passage}", "Different passages that requests with a choice have fed lately."),
+    _gauge("fed_passages", "{passage}", "Different passages fed lately, in scopes that have chosen."),
     _gauge("most_fed_ratio", "1", _MOST_FED, "most_fed_share"),
     # -- reports of the engine
     _counter("reports", "{answer}", "Answers for which the engine reported the number of cached tokens."),

@@ -25,6 +25,7 @@ def test_candidates_that_enter_are_counted_with_each_plan() -> None:
     choice = Choice(2, keep=1, within=0.1, extra=1)
     for found in (
         candidates("AB", 3, 2),
+        candidates("CD", 3, 2),
         candidates("ACB", 3, 2, 1.95),  # B in place of C
         candidates("AEB", 3, 2, 1),  # B is worse than E by more
         candidates("ADB", 3, 2, 1.95),
@@ -33,13 +34,15 @@ def test_candidates_that_enter_are_counted_with_each_plan() -> None:
             pass
     planner.abandon(planner.plan(candidates("ABE", 3, 2, 1.95), choose=choice))
     with planner.planning(candidates("ABCDE", 3, 2, 1.95, 1.9, 1)):
-        pass  # chooses nothing
+        pass  # not chosen, but fed
     stats = planner.stats()
-    assert (stats.candidate_blocks, stats.exchanged_blocks, stats.extra_blocks) == (14, 2, 0)
+    assert (stats.candidate_blocks, stats.exchanged_blocks, stats.extra_blocks) == (16, 2, 0)
     assert (stats.twin_blocks, stats.superseded_blocks) == (0, 0)
-    assert stats.fed_passages == 3  # A, B and E, in plans that were committed
-    weights = [DECAY**age for age in range(4)]
-    assert stats.most_fed_share == pytest.approx(sum(weights) / (2 * sum(weights)))
+    assert stats.fed_passages == 5
+    committed = ["AB", "CD", "AB", "AE", "AB", "ABCDE"]
+    weights = [DECAY**age for age in reversed(range(6))]
+    total = sum(weight * len(names) for weight, names in zip(weights, committed, strict=True))
+    assert stats.most_fed_share == pytest.approx((sum(weights) - weights[1]) / total)  # A, in all but one
     planner.reset()
     assert (planner.stats().candidate_blocks, planner.stats().fed_passages) == (0, 0)
     assert planner.stats().most_fed_share is None

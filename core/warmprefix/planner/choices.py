@@ -11,7 +11,7 @@ from warmprefix.ordering.choosing import LEAVING_SHARE, Exposure, choose_candida
 from warmprefix.plan import ContextPlan
 from warmprefix.prefix import PrefixTree
 
-__all__ = ["ScopeChoices"]
+__all__ = ["ScopeChoices", "exposure_stats"]
 
 
 class ScopeChoices:
@@ -59,3 +59,14 @@ class ScopeChoices:
                     for i, (key, length, rank) in enumerate(zip(*order, strict=True))
                 ]
             )
+
+
+def exposure_stats(scopes: Sequence[ScopeChoices]) -> dict[str, float | None]:
+    """Return the fields of `PlannerStats` on what choices have fed."""
+    fed = [choices.exposure for choices in scopes]
+    requests = sum([exposure.requests for exposure in fed])
+    share = sum([exposure.top_share() * exposure.requests for exposure in fed])
+    return {
+        "fed_passages": sum([exposure.passages for exposure in fed]),
+        "most_fed_share": share / requests if requests else None,
+    }

@@ -19,7 +19,7 @@ from warmprefix.order_sharing import LearnedOrder, NoSharing, OrderSharing
 from warmprefix.ordering import ServedBlock
 from warmprefix.ordering.positions import PositionProfile, profiles_of_models
 from warmprefix.plan import ContextPlan, Retention, Scope, Touch, tenant_salt
-from warmprefix.planner.choices import ScopeChoices
+from warmprefix.planner.choices import ScopeChoices, exposure_stats
 from warmprefix.planner.config import PlannerConfig
 from warmprefix.planner.retention import ScopeRetention, can_touch
 from warmprefix.prefix import PrefixTree
@@ -464,16 +464,11 @@ class PlannerState:
         """Return the fields of `PlannerStats`, without those of store and feed."""
         shared = self.sharing.stats()
         mean, p95 = self.errors.mean_and_p95()
-        fed = [state.chosen.exposure for state in self if state.chosen is not None]
-        requests = sum([exposure.requests for exposure in fed])
         return {
             **self.metrics.stats(),
             **self._capacities.stats(self.profile.match),
+            **exposure_stats([state.chosen for state in self if state.chosen is not None]),
             "open_plans": len(self.open_plans),
-            "fed_passages": sum([exposure.passages for exposure in fed]),
-            "most_fed_share": sum([exposure.top_share() * exposure.requests for exposure in fed]) / requests
-            if requests
-            else None,
             "scopes": len(self._states),
             "queued_requests": sum(len(state.queue) for state in self),
             "disabled_scopes": sum(state.capacity.is_off for state in self),

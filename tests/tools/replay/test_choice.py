@@ -17,7 +17,7 @@ from warmprefix_telemetry.trace_recorder import TraceRecorder
 from warmprefix_tools.choice_option import parse_choice
 from warmprefix_tools.demo.corpus import LibraryEntry
 from warmprefix_tools.demo.questions import ask
-from warmprefix_tools.replay.results import Evidence
+from warmprefix_tools.replay.results import EvidenceCounts
 from warmprefix_tools.replay.simulation import Replay
 from warmprefix_tools.replay.workload import Workload
 from warmprefix_tools.retriever import Bm25Retriever
@@ -39,20 +39,21 @@ def by_hand(*requests: TraceRequest) -> Trace:
 
 CLOSE = by_hand(
     asked(0, "AB", 3.0, 2.0, gold="A"),
-    asked(1, "ACB", 3.0, 2.0, 1.95, gold="C"),  # B is resident behind A, and nearly as good as C
-    asked(2, "ADB", 3.0, 2.0, 1.95, gold="BE"),
-    asked(3, "AEB", 3.0, 2.0, 1.0, gold="AE"),  # B is much worse than E
+    asked(1, "CD", 3.0, 2.0),
+    asked(2, "ACB", 3.0, 2.0, 1.95, gold="C"),  # B is resident behind A, and nearly as good as C
+    asked(3, "ADB", 3.0, 2.0, 1.95, gold="BE"),
+    asked(4, "AEB", 3.0, 2.0, 1.0, gold="AE"),  # B is much worse than E
 )
 
 
 def test_counts_of_a_choice_worked_out_by_hand() -> None:
     result = Replay(Workload(CLOSE, choose=parse_choice("k=2,keep=1,within=0.1"))).run_choice(None)
-    assert [result.relevance.net_prefilled_tokens, result.chosen.net_prefilled_tokens] == [5_000, 3_000]
-    assert result.first.net_prefilled_tokens == 5_000
-    assert result.chosen.evidence == Evidence(
-        fed=8,
-        distinct=3,  # A, B and E
-        most_fed=4,  # A, in all four
+    assert [result.relevance.net_prefilled_tokens, result.chosen.net_prefilled_tokens] == [7_000, 5_000]
+    assert result.first.net_prefilled_tokens == 7_000
+    assert result.chosen.evidence == EvidenceCounts(
+        fed=10,
+        distinct=5,
+        most_fed=4,  # A, in four of five
         exchanged=2,
         extra=0,
         twins=0,
@@ -60,18 +61,18 @@ def test_counts_of_a_choice_worked_out_by_hand() -> None:
         gold=6,
         gold_fed=4,
         gold_requests=4,
-        gold_lost_requests=1,  # C, in the second
-        gold_won_requests=1,  # B, in the third
+        gold_lost_requests=1,  # C
+        gold_won_requests=1,  # B, in the fourth
     )
     relevance = result.relevance.evidence
     assert relevance is not None
-    assert (relevance.fed, relevance.distinct, relevance.most_fed_share) == (8, 5, 0.5)
+    assert (relevance.fed, relevance.distinct, relevance.most_fed_share) == (10, 5, 0.4)
     assert (relevance.gold_fed, relevance.gold_share) == (4, 4 / 6)
     assert (relevance.exchanged, relevance.gold_lost_requests, relevance.gold_won_requests) == (0, 0, 0)
     assert result.first.evidence == relevance
     # There is one place to exchange, and one candidate for it.
     assert result.chance.evidence == result.chosen.evidence
-    assert result.change == 3_000 / 5_000 - 1
+    assert result.change == 5_000 / 7_000 - 1
 
 
 def test_extra_passages_worked_out_by_hand() -> None:

@@ -9,13 +9,13 @@ from heapq import nlargest
 
 from warmprefix_tools.chance_swaps import chance_swaps
 from warmprefix_tools.replay.arrange import ContextOrder
-from warmprefix_tools.replay.results import Evidence
+from warmprefix_tools.replay.results import EvidenceCounts
 from warmprefix_tools.replay.workload import ReplayRequest
 
 __all__ = ["ChanceControl", "EvidenceTally"]
 
 _SEED = 42
-_COUNTED = [name for name in Evidence.__dataclass_fields__ if name not in ("fed", "distinct", "most_fed")]
+_COUNTED = [name for name in EvidenceCounts.__dataclass_fields__ if name not in ("fed", "distinct", "most_fed")]
 
 
 class EvidenceTally:
@@ -47,10 +47,10 @@ class EvidenceTally:
         counts["gold_won_requests"] += not now <= before
         counts["gold_twins"] += len((before - now) & twins)
 
-    def evidence(self, relevance_distinct: int) -> Evidence:
+    def evidence(self, relevance_distinct: int) -> EvidenceCounts:
         """Return the counts; the most-fed 1 % are those of the passages that relevance feeds, at least one."""
         top = nlargest(max(round(relevance_distinct / 100), 1), self._times.values())
-        return Evidence(
+        return EvidenceCounts(
             fed=self._times.total(),
             distinct=len(self._times),
             most_fed=sum(top),

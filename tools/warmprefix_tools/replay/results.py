@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from warmprefix.plan import Placement
 from warmprefix_tools.caches import CacheUse
 
-__all__ = ["DEFAULT_POLICY", "TODAY", "ChoiceResult", "Estimates", "Evidence", "Misses", "Point", "ReplayResult"]
+__all__ = ["DEFAULT_POLICY", "TODAY", "ChoiceResult", "Estimates", "EvidenceCounts", "Misses", "Point", "ReplayResult"]
 
 TODAY = "relevance"
 """Policy that stands for an application without warmprefix: nothing ordered, nothing de-duplicated."""
@@ -53,7 +53,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class EvidenceCounts:
     """Which passages a run fed, next to those that relevance feeds; all counts are over all requests."""
 
     fed: int
@@ -149,7 +149,7 @@ class ReplayResult:
     profile_use: CacheUse | None = None
     """Tokens of all whole prompts in the cache of a profile, if there is one."""
     today_profile_use: CacheUse | None = None
-    evidence: Evidence | None = None
+    evidence: EvidenceCounts | None = None
     """What was fed, if the workload has candidates to choose from."""
 
     @property
