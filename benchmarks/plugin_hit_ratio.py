@@ -30,13 +30,15 @@ from typing import Any, NamedTuple
 
 from common import print_table
 from result_files import write_rows
-from warmprefix import ContextBlock
+from warmprefix import Choice, ContextBlock
 from warmprefix_tools.demo.corpus import read_standard_library
 from warmprefix_tools.demo.questions import ask
 from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer
 from warmprefix_tools.retriever import Bm25Retriever
 
 PASSAGES = 10
+CANDIDATES = 25
+"""What is chosen from: 2.5 per passage, as plugins do."""
 MEMORIES = 10
 USERS = 10
 TURNS_A_CONVERSATION = 4
@@ -50,7 +52,12 @@ class Turn(NamedTuple):
 
     conversation: int
     question: str
-    passages: tuple[ContextBlock, ...]
+    candidates: Sequence[tuple[ContextBlock, float]]
+    """The passages and those behind them, with their scores."""
+
+    @property
+    def passages(self) -> tuple[ContextBlock, ...]:
+        return tuple([block for block, _ in self.candidates[:PASSAGES]])
 
 
 class Arm(NamedTuple):
@@ -115,7 +122,7 @@ def read_corpora(count: int) -> Iterator[tuple[str, list[Turn]]]:
     yield (
         "standard library",
         [
-            Turn(asked.conversation, asked.text, retriever.retrieve(asked.query, PASSAGES))
+            Turn(asked.conversation, asked.text, retriever.scored(asked.query, CANDIDATES))
             for asked in ask(entries, count, seed=0)
         ],
     )
@@ -128,7 +135,7 @@ def read_corpora(count: int) -> Iterator[tuple[str, list[Turn]]]:
         yield (
             "xquad",
             [
-                Turn(i // TURNS_A_CONVERSATION, question, retriever.retrieve(question, PASSAGES))
+                Turn(i // TURNS_A_CONVERSATION, question, retriever.scored(question, CANDIDATES))
                 for i, question in enumerate(questions)
             ],
         )
@@ -145,14 +152,31 @@ def langchain_annotated_chain(base_url: str, model: str, turns: Sequence[Turn], 
     langchain_stuff_chain(base_url, model, turns, {"annotate": "auto"} if plugin else None)
 
 
-def langchain_stuff_chain(base_url: str, model: str, turns: Sequence[Turn], options: dict[str, str] | None) -> None:
+def langchain_choosing_chain(base_url: str, model: str, turns: Sequence[Turn], plugin: bool) -> None:
+    """Let a compressor choose the passages, as behind a reranker."""
+    document = import_module("langchain_core.documents").Document
+    retriever = import_module("langchain_core.runnables").RunnableLambda(
+        lambda number: [
+            document(p.text, id=p.id, metadata={"relevance_score": score}) for p, score in turns[int(number)].candidates
+        ]
+    )
+    compressor = import_module("warmprefix_langchain").ContextReuseCompressor(choose=Choice(k=PASSAGES))
+    chosen = import_module("langchain_classic.retrievers").ContextualCompressionRetriever(
+        base_compressor=compressor, base_retriever=retriever
+    )
+    langchain_stuff_chain(base_url, model, turns, None, chosen if plugin else None)
+
+
+def langchain_stuff_chain(
+    base_url: str, model: str, turns: Sequence[Turn], options: dict[str, str] | None, retriever: Any = None
+) -> None:
     """`options` are the retriever's; None for the chain without it."""
     chains, combine = (
         import_module("langchain_classic.chains"),
         import_module("langchain_classic.chains.combine_documents"),
     )
     core, prompts = import_module("langchain_core.documents"), import_module("langchain_core.prompts")
-    retriever = import_module("langchain_core.runnables").RunnableLambda(
+    retriever = retriever or import_module("langchain_core.runnables").RunnableLambda(
         lambda number: [core.Document(p.text, id=p.id) for p in turns[int(number)].passages]
     )
     if options is not None:
@@ -388,6 +412,7 @@ PARTS: dict[str, tuple[str, Sequence[str], Sequence[Arm]]] = {
         [
             Arm("LangChain chain: ContextReuseRetriever", langchain_chain),
             Arm('LangChain chain: the same, annotate="auto"', langchain_annotated_chain),
+            Arm("LangChain chain: ContextReuseCompressor with choose=Choice(k=10)", langchain_choosing_chain),
             Arm("LangChain agent: ContextReuseMiddleware", langchain_agent),
         ],
     ),

@@ -21,12 +21,12 @@ from langchain_core.runnables import Runnable, RunnableConfig, RunnableSerializa
 from pydantic import ConfigDict
 from typing_extensions import Self
 
-from warmprefix import Branch, ContextPlanner
+from warmprefix import Branch, Choice, ContextPlanner
 from warmprefix.annotate import Annotate
 from warmprefix.forks import fork_safe_lock
 from warmprefix.plan import Placement
 from warmprefix_langchain.conversations import ConversationRule
-from warmprefix_langchain.document_labels import NOTE_KEY, ShownIn
+from warmprefix_langchain.document_labels import LEFT_OUT_KEY, NOTE_KEY, ShownIn
 from warmprefix_langchain.plugin_options import ContextReuseOptions
 from warmprefix_requests.neighbours import PinRule
 
@@ -47,6 +47,8 @@ def context_reuse(
     shown_in: ShownIn = "prompt",
     order_locked: bool = False,
     pinned: PinRule[Document] | None = None,
+    choose: Choice | None = None,
+    score_key: str = "relevance_score",
     tenant: str | None = None,
     model: str | None = None,
     preamble: str | None = None,
@@ -74,6 +76,8 @@ def context_reuse(
         conversation: What the prompt continues, if there are no messages under `history_key`: `thread_conversation`, or
             another value of `ContextReuseOptions.conversation`.
         annotate, shown_in, order_locked, pinned: See `ContextReuseOptions`, as for `tenant`, `model` and `preamble`.
+        choose: Which of the documents are fed; see `ContextReuseOptions`, as for `score_key`. The dict then has the
+            others, too, as ``context_left_out``.
         tenant: Tenant of the documents; if None, the config may name one.
         model: Model that the prompt is for.
         preamble: The text before the documents, or its name.
@@ -88,6 +92,8 @@ def context_reuse(
         shown_in=shown_in,
         order_locked=order_locked,
         pinned=pinned,
+        choose=choose,
+        score_key=score_key,
         tenant=tenant,
         model=model,
         preamble=preamble,
@@ -171,10 +177,12 @@ class _ContextReuseStep(ContextReuseOptions, RunnableSerializable[StepInput, dic
             raise ValueError(f"input must have its documents under {self.context_key!r}, got the keys {list(given)}")
         return given[self.context_key], given.get(self.history_key)
 
-    def _joined(self, given: StepInput, documents: list[Document], note: str) -> dict[str, Any]:
-        if isinstance(given, dict):
-            return {**given, self.context_key: documents, NOTE_KEY: note}
-        return {"documents": documents, self.context_key: documents, NOTE_KEY: note}
+    def _joined(
+        self, given: StepInput, documents: list[Document], note: str, left_out: Sequence[Document]
+    ) -> dict[str, Any]:
+        others = given if isinstance(given, dict) else {"documents": documents}
+        added = {} if self.choose is None else {LEFT_OUT_KEY: list(left_out)}
+        return {**others, self.context_key: documents, NOTE_KEY: note, **added}
 
 
 class _WaitingInputs:

@@ -23,6 +23,9 @@ class ContextReuseCompressor(ContextReuseOptions, BaseDocumentCompressor, BaseDo
     It works in a `ContextualCompressionRetriever` and in a `DocumentCompressorPipeline`. Put it last: a later step
     would reorder, cut or rewrite the arranged documents.
 
+    With `choose`, it is given the candidates: let the retriever, and a reranker before this step, return more documents
+    than the prompt is to hold. A reranker that drops its scores, such as `CrossEncoderReranker`, leaves no choice.
+
     Outside a chain, a `ContextualCompressionRetriever` passes only the config's `metadata`.
     """
 
@@ -35,6 +38,8 @@ class ContextReuseCompressor(ContextReuseOptions, BaseDocumentCompressor, BaseDo
     def _check_history(self) -> Self:  # another name than the validator of the options, which it would replace
         if self.placement == "tail" and self.conversation is None:
             raise ValueError("placement must be 'head' without a conversation, got 'tail': compressors get no history")
+        if self.choose is not None and self.mode == "long_context":
+            raise ValueError("mode must be 'reuse' with choose, got 'long_context'")
         return self
 
     def compress_documents(

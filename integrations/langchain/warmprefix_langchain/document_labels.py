@@ -13,6 +13,7 @@ from warmprefix_requests.neighbours import PinRule, SourcePlace, neighbours, pin
 
 __all__ = [
     "LABEL_KEY",
+    "LEFT_OUT_KEY",
     "NOTE_KEY",
     "TEXT_KEY",
     "PromptDocuments",
@@ -27,6 +28,7 @@ ShownIn = Literal["prompt", "content"]
 """Where a document shows its label and the note: in prompts only, or in its own text."""
 
 LABEL_KEY = "context_label"
+LEFT_OUT_KEY = "context_left_out"
 NOTE_KEY = "context_note"
 REFERENCE_KEY = "context_reference"
 """Metadata key, on a document that a reference replaces in the prompt, of the document's whole text."""
@@ -42,6 +44,8 @@ class PromptDocuments(NamedTuple):
     documents: list[Document]
     note: str
     """Empty if the order needs none, or if none is written."""
+    left_out: Sequence[Document] = ()
+    """The candidates that are not fed, in relevance order."""
 
 
 def as_list(documents: Iterable[Document]) -> list[Document]:
@@ -58,29 +62,40 @@ def as_list(documents: Iterable[Document]) -> list[Document]:
 
 
 def as_blocks(
-    documents: Sequence[Document], shown_in: ShownIn, pinned: PinRule[Document] | None = None
+    documents: Sequence[Document],
+    shown_in: ShownIn,
+    pinned: PinRule[Document] | None = None,
+    scores: Sequence[float | None] | None = None,
 ) -> list[ContextBlock]:
     """Return one block per document, with the text that the prompt would show. Neighbours in one source are linked."""
     texts = [document.page_content if shown_in == "content" else _prompt_text(document) for document in documents]
     places = [SourcePlace.of_metadata(document.metadata, len(document.page_content)) for document in documents]
     blocks: list[ContextBlock] = []
-    for document, text, before in zip(documents, texts, neighbours(places, texts, SourcePlace.continues), strict=True):
+    followed = neighbours(places, texts, SourcePlace.continues)
+    found = [None] * len(documents) if scores is None else scores
+    for document, text, before, score in zip(documents, texts, followed, found, strict=True):
         follows = None if before is None else blocks[before]
         pin = pin_of(pinned, document, document.metadata)
-        blocks.append(ContextBlock(text, id=document.id, pinned=pin, follows=follows))
+        blocks.append(ContextBlock(text, id=document.id, score=score, pinned=pin, follows=follows))
     return blocks
 
 
-def arrange(documents: Sequence[Document], plan: ContextPlan, shown_in: ShownIn) -> PromptDocuments:
+def arrange(
+    documents: Sequence[Document], plan: ContextPlan, shown_in: ShownIn, *, chosen: bool = False
+) -> PromptDocuments:
     """Return copies in planned order; `plan` comes from `as_blocks(documents, shown_in)`.
 
     A full duplicate of another document is dropped. A document that shares only its text with another one follows
     after all planned ones, in relevance order. Documents without text keep their places, without a label. If several
     documents are references, the first one shows one sentence that names them all, and the others show nothing.
+
+    Of `chosen` documents, those that share their text with another one or have none are left out, too.
     """
     is_labelled = has_labels(plan.annotation)
     copies: dict[int, Document] = {}
     for place, shown in _in_order(documents, plan):
+        if chosen and place != shown[0].rank:
+            continue
         document = documents[place]
         planned, text = shown
         if planned.reference is not None:
@@ -93,6 +108,9 @@ def arrange(documents: Sequence[Document], plan: ContextPlan, shown_in: ShownIn)
             copies[place] = _shown(document, ESCAPED_KEY, True, text, shown_in)
         else:
             copies[place] = document.model_copy(update={"metadata": _own_metadata(document)})
+    if chosen and copies:
+        left_out = [document for place, document in enumerate(documents) if place not in copies]
+        return PromptDocuments(list(copies.values()), plan.order_annotation or "", left_out)
     with_text = {position for block in plan.blocks for position in block.positions}
     blank: dict[int, Document] = {}
     for place, document in enumerate(documents):
@@ -110,7 +128,7 @@ def append_note(arranged: PromptDocuments, shown_in: ShownIn) -> list[Document]:
 
     A blank line separates the two. Changes the list and its last document.
     """
-    documents, note = arranged
+    documents, note, _ = arranged
     if not note:
         return documents
     texts = [

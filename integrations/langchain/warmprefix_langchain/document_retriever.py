@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
@@ -12,13 +13,15 @@ from langchain_core.documents import Document
 from langchain_core.messages import MessageLikeRepresentation
 from langchain_core.retrievers import BaseRetriever, RetrieverLike
 from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
-from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.config import set_config_context
 from langchain_core.vectorstores import VectorStoreRetriever
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
+from typing_extensions import Self
 
+from warmprefix import Choice
 from warmprefix_langchain.document_labels import append_note, as_list
 from warmprefix_langchain.plugin_options import ContextReuseOptions
+from warmprefix_langchain.scored_search import ScoredDocuments, bound_retriever, check_search, with_scores
 
 __all__ = ["ContextReuseRetriever"]
 
@@ -43,7 +46,27 @@ class ContextReuseRetriever(ContextReuseOptions, BaseRetriever):
 
     k: int | None = Field(default=None, ge=1)
     """Maximum number of documents to return; the best ones are kept. A call's `k` overrides it. `retriever` receives it
-    too, if it accepts a `k`."""
+    too, if it accepts a `k`. With `choose`, leave it out: the choice has a `k`, which that of a call overrides."""
+
+    fetch_k: int | None = Field(default=None, ge=1)
+    """Maximum number of candidates, with `choose`; `retriever` receives it as its `k`, if it accepts one. By default
+    2.5 candidates per place of the choice.
+
+    The scores of a vector store's retriever are those of its `similarity_search_with_score`: say in the choice whether
+    these are similarities or distances. Other retrievers have them in metadata; see `score_key`."""
+
+    @model_validator(mode="after")
+    def _check_candidates(self) -> Self:
+        if self.choose is None:
+            if self.fetch_k is not None:
+                raise ValueError(f"fetch_k must be None without choose, got {self.fetch_k}")
+            return self
+        if self.k is not None:
+            raise ValueError(f"k must be None with choose, which has a k, got {self.k}")
+        if self.fetch_k is not None and self.fetch_k < self.choose.k:
+            raise ValueError(f"fetch_k must be at least the k of choose, {self.choose.k}, got {self.fetch_k}")
+        check_search(self.retriever, self.choose)
+        return self
 
     def invoke(self, input: str, config: RunnableConfig | None = None, **kwargs: Any) -> list[Document]:  # noqa: A002
         with set_config_context(_inheritable(config)) as context:
@@ -62,10 +85,11 @@ class ContextReuseRetriever(ContextReuseOptions, BaseRetriever):
         history: Iterable[MessageLikeRepresentation] | None = None,
         **kwargs: Any,
     ) -> list[Document]:
-        k = self._limit(k)
+        most, choose = self._limits(k)
         config: RunnableConfig = {"callbacks": run_manager.get_child()}
-        found = self.retriever.invoke(query, config, **self._limit_argument(k), **kwargs)
-        arranged = self.arranged(as_list(found)[:k], ensure_config(), run_manager, history)
+        found = self._searched().invoke(query, config, **self._limit_argument(most), **kwargs)
+        scores = found.scores[:most] if isinstance(found, ScoredDocuments) else None
+        arranged = self.arranged(as_list(found)[:most], ensure_config(), run_manager, history, choose, scores)
         return append_note(arranged, self.shown_in)
 
     async def _aget_relevant_documents(
@@ -77,16 +101,28 @@ class ContextReuseRetriever(ContextReuseOptions, BaseRetriever):
         history: Iterable[MessageLikeRepresentation] | None = None,
         **kwargs: Any,
     ) -> list[Document]:
-        k = self._limit(k)
+        most, choose = self._limits(k)
         config: RunnableConfig = {"callbacks": run_manager.get_child()}
-        found = await self.retriever.ainvoke(query, config, **self._limit_argument(k), **kwargs)
-        arranged = await self.aarranged(as_list(found)[:k], ensure_config(), run_manager, history)
+        found = await self._searched().ainvoke(query, config, **self._limit_argument(most), **kwargs)
+        scores = found.scores[:most] if isinstance(found, ScoredDocuments) else None
+        arranged = await self.aarranged(as_list(found)[:most], ensure_config(), run_manager, history, choose, scores)
         return append_note(arranged, self.shown_in)
 
-    def _limit(self, k: int | None) -> int | None:
+    def _searched(self) -> RetrieverLike:
+        return self.retriever if self.choose is None else with_scores(self.retriever)
+
+    def _limits(self, k: int | None) -> tuple[int | None, Choice | None]:
+        """Return the most documents to look at, and the choice of those to return."""
         if k is not None and k < 1:
             raise ValueError(f"k must be 1 or more, got {k}")
-        return self.k if k is None else k
+        choose = self.choose
+        if choose is None:
+            return (self.k if k is None else k), None
+        if k is not None:
+            keep = choose.keep if choose.keep is None else min(choose.keep, k)
+            choose = replace(choose, k=k, keep=keep)
+        most = -(-5 * choose.k // 2) if self.fetch_k is None else max(self.fetch_k, choose.k)
+        return most, choose
 
     def _limit_argument(self, k: int | None) -> dict[str, Any]:
         return {} if k is None or not _accepts_k(self.retriever) else {"k": k}
@@ -101,8 +137,7 @@ def _inheritable(config: RunnableConfig | None) -> RunnableConfig:
 
 
 def _accepts_k(retriever: Runnable[str, list[Document]]) -> bool:
-    while isinstance(retriever, RunnableBindingBase):
-        retriever = retriever.bound
+    retriever = bound_retriever(retriever)
     if isinstance(retriever, VectorStoreRetriever):
         return True
     # A retriever that accepts any keyword passes `k` on, for example to one whose results are still to be reranked.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 from langchain_core.chat_history import BaseChatMessageHistory
@@ -15,12 +15,13 @@ from langchain_core.runnables import RunnableConfig
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 from typing_extensions import Self
 
-from warmprefix import Branch, ContextPlanner
+from warmprefix import Branch, Choice, ContextBlock, ContextPlanner
 from warmprefix.annotate import Annotate
 from warmprefix.plan import Placement
 from warmprefix_langchain.conversations import ConversationRule, first_name, metadata_of
 from warmprefix_langchain.document_labels import PromptDocuments, ShownIn, arrange, as_blocks, as_list
 from warmprefix_langchain.run_plans import RecordedPlan, follow_runs
+from warmprefix_requests.choices import usable_choice
 from warmprefix_requests.neighbours import PinRule
 
 __all__ = ["ContextReuseOptions"]
@@ -88,6 +89,15 @@ class ContextReuseOptions(BaseModel):
     """Documents to keep at an end of the context: the metadata key of `"start"` or `"end"`, or a function that returns
     one of them or None."""
 
+    choose: Choice | None = None
+    """Which of the documents are fed, in view of the cache, as for `ContextPlanner.plan`; None feeds all of them.
+
+    The documents are then candidates, best first, and each needs a score. If the scores of a request can't be used,
+    its first `k` documents are fed, and a warning says why. The `version` of the choice gets a `Document`."""
+
+    score_key: str = "relevance_score"
+    """Metadata key of a document's score. Rerankers write the default."""
+
     tenant: str | None = None
     """Tenant of every call; tenants share nothing. If None, a call's config may name one, as `tenant` in `configurable`
     or `metadata`."""
@@ -98,6 +108,8 @@ class ContextReuseOptions(BaseModel):
     preamble: str | None = None
     """The text before the documents, or its name, if the planner serves prompts that begin differently."""
 
+    _has_no_scores: bool = PrivateAttr(default=False)
+    """True once the documents of a request had no usable scores."""
     _is_distrusted: bool = PrivateAttr(default=False)
     """True once a prompt did not hold what the conversation had shown."""
 
@@ -107,6 +119,12 @@ class ContextReuseOptions(BaseModel):
             if self.placement == "head":
                 raise ValueError("placement must be 'tail' with a conversation, got 'head'")
             follow_runs()
+        return self
+
+    @model_validator(mode="after")
+    def _check_choice(self) -> Self:
+        if self.choose is not None and self.order_locked:
+            raise ValueError("order_locked must be False with choose: a locked order feeds all documents")
         return self
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
@@ -121,6 +139,8 @@ class ContextReuseOptions(BaseModel):
         config: RunnableConfig,
         run: object,
         history: Iterable[MessageLikeRepresentation] | None = None,
+        choose: Choice | None = None,
+        scores: Sequence[float] | None = None,
     ) -> PromptDocuments:
         """Return the documents as planned; in the given order if planning fails.
 
@@ -129,19 +149,23 @@ class ContextReuseOptions(BaseModel):
             config: The running config.
             run: The manager of the run, or of its children.
             history: The messages in front of the documents.
+            choose: By default the option of this name.
+            scores: Those of the documents; by default in their metadata.
 
         Raises:
             TypeError: `documents` is not a sequence of documents.
         """
         listed = as_list(documents)
+        choose = self.choose if choose is None else choose
         try:
             earlier = self._earlier(config, run, history)
             if isinstance(earlier, BaseChatMessageHistory):
                 earlier = earlier.messages
-            with self._planning(listed, config, run, earlier) as plan:
-                return arrange(listed, plan, self.shown_in)
+            request = self._request(listed, choose, scores)
+            with self._planning(*request, config, run, earlier) as plan:
+                return arrange(listed, plan, self.shown_in, chosen=choose is not None)
         except Exception:
-            return _unarranged(listed)
+            return _unarranged(listed, choose)
 
     async def aarranged(
         self,
@@ -149,17 +173,38 @@ class ContextReuseOptions(BaseModel):
         config: RunnableConfig,
         run: object,
         history: Iterable[MessageLikeRepresentation] | None = None,
+        choose: Choice | None = None,
+        scores: Sequence[float] | None = None,
     ) -> PromptDocuments:
         """Do the same as `arranged`, without blocking the event loop."""
         listed = as_list(documents)
+        choose = self.choose if choose is None else choose
         try:
             earlier = self._earlier(config, run, history)
             if isinstance(earlier, BaseChatMessageHistory):
                 earlier = await earlier.aget_messages()
-            async with self._planning(listed, config, run, earlier) as plan:
-                return arrange(listed, plan, self.shown_in)
+            request = self._request(listed, choose, scores)
+            async with self._planning(*request, config, run, earlier) as plan:
+                return arrange(listed, plan, self.shown_in, chosen=choose is not None)
         except Exception:
-            return _unarranged(listed)
+            return _unarranged(listed, choose)
+
+    def _request(
+        self, documents: Sequence[Document], choose: Choice | None, scores: Sequence[float] | None
+    ) -> tuple[list[ContextBlock], Choice | None]:
+        """Return blocks to plan and the choice among them; without usable scores, the first `k` and no choice."""
+        found = [_score(document, self.score_key) for document in documents] if scores is None else scores
+        blocks = as_blocks(documents, self.shown_in, self.pinned, found)
+        if choose is None:
+            return blocks, None
+        usable, first, error = usable_choice(choose, blocks, documents)
+        if usable is None:
+            level = logging.DEBUG if self._has_no_scores else logging.WARNING
+            self._has_no_scores = True
+            source = f"metadata[{self.score_key!r}], which score_key can change" if scores is None else "the store"
+            _log.log(level, "the first %d documents are fed: %s. Scores come from %s.", choose.k, error, source)
+            blocks = blocks[:first]
+        return blocks, usable
 
     def _earlier(self, config: RunnableConfig, run: object, history: Iterable[MessageLikeRepresentation] | None) -> Any:
         """Return what the prompt continues: a str or a `Branch` for a record, None if unknown, else the messages."""
@@ -180,6 +225,8 @@ class ContextReuseOptions(BaseModel):
             return nullcontext()
         try:
             blocks = as_blocks(as_list(documents), self.shown_in, self.pinned)
+            if self.choose is not None:
+                blocks = blocks[: usable_choice(self.choose, blocks, documents).first]
             scope = {"tenant": self._tenant(_sources(config)), "model": self.model, "preamble": self.preamble}
             return self.planner.queued(blocks, **scope)
         except Exception:  # the call itself reports what is wrong with its documents
@@ -190,7 +237,9 @@ class ContextReuseOptions(BaseModel):
             return self.tenant
         return next((str(name) for source in sources if (name := source.get("tenant")) is not None), None)
 
-    def _planning(self, documents: Sequence[Document], config: RunnableConfig, run: object, earlier: Any) -> Any:
+    def _planning(
+        self, blocks: Sequence[ContextBlock], choose: Choice | None, config: RunnableConfig, run: object, earlier: Any
+    ) -> Any:
         sources = (*_sources(config), metadata_of(run))
         name = first_name(sources)
         options: dict[str, Any] = {
@@ -200,8 +249,8 @@ class ContextReuseOptions(BaseModel):
             "preamble": self.preamble,
             "order_locked": self.order_locked,
             "annotate": self.annotate,
+            "choose": choose,
         }
-        blocks = as_blocks(documents, self.shown_in, self.pinned)
         if self.placement == "head" or (earlier is None and self.conversation is None):
             return self.planner.planning(blocks, **options)
         options["placement"] = "tail"
@@ -228,8 +277,16 @@ def _sources(config: RunnableConfig) -> tuple[Mapping[str, Any], Mapping[str, An
     return config.get("configurable") or {}, config.get("metadata") or {}
 
 
-def _unarranged(documents: Sequence[Document]) -> PromptDocuments:
+def _unarranged(documents: Sequence[Document], choose: Choice | None) -> PromptDocuments:
     """Log a planning failure, and return the documents in the given order: the one place that degrades."""
     first = next(_failures) == 0
     _log.log(logging.WARNING if first else logging.DEBUG, "documents could not be arranged", exc_info=True)
-    return PromptDocuments(list(documents), "")
+    end = len(documents) if choose is None else choose.k
+    return PromptDocuments(list(documents[:end]), "", documents[end:])
+
+
+def _score(document: Document, key: str) -> float | None:
+    """Return the score in a document's metadata; None without one, or for a value that is no number."""
+    with suppress(TypeError, ValueError, OverflowError):
+        return float(document.metadata.get(key))  # type: ignore[arg-type]
+    return None
