@@ -18,6 +18,7 @@ __all__ = [
     "fingerprint",
     "joined_blocks",
     "pins",
+    "single_places",
 ]
 
 Pin = Literal["start", "end"]
@@ -152,12 +153,13 @@ def evidence_blocks(listed: Sequence[ContextBlock]) -> tuple[Sequence[ContextBlo
     """Do the same as `distinct_blocks`, without the blocks that are blank."""
     blank = [block for block in listed if not block.text or block.text.isspace()]  # `is_blank`, for speed
     if not blank and len({block.fingerprint for block in listed}) == len(listed):
-        return listed, _single_places(len(listed))
+        return listed, single_places(len(listed))
     return _distinct(listed, [i for i, block in enumerate(listed) if not block.is_blank])
 
 
 @lru_cache(maxsize=64)
-def _single_places(blocks: int) -> tuple[tuple[int], ...]:
+def single_places(blocks: int) -> tuple[tuple[int], ...]:
+    """Return the places of this many blocks that a request lists once each."""
     return tuple([(i,) for i in range(blocks)])
 
 

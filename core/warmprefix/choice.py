@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
-from warmprefix.blocks import ContextBlock
+from warmprefix.blocks import ContextBlock, joined_blocks, single_places
 from warmprefix.errors import check_count
+from warmprefix.twins import newest_candidates, twin_groups
 
 __all__ = ["Candidates", "Choice", "LeftOut", "LeftOutReason"]
 
-LeftOutReason = Literal["rank", "exchanged"]
-"""Why a candidate is not fed. `"rank"`: there was no place for it. `"exchanged"`: one that costs less has its place."""
+LeftOutReason = Literal["rank", "exchanged", "twin", "superseded"]
+"""Why a candidate is not fed. `"rank"`: there was no place for it. `"exchanged"`: one that costs less has its place.
+`"twin"`: another candidate says the same. `"superseded"`: there is a newer version of it."""
 
 Scores = Literal["similarity", "distance"]
 
@@ -40,6 +42,14 @@ class Choice:
     """Most candidates beyond `k` places, with the same tolerance, where the engine holds them: nothing to compute."""
     scores: Scores = "similarity"
     """What scores are: `"similarity"`, where higher is better, or `"distance"`."""
+    twins: bool | Callable[[Any], Hashable | None] = False
+    """True to feed one of the candidates that are equal but for white space, quotation marks, and a version in their
+    first line: the one that the engine holds, else the first. The places of the others stay empty. Or a function of a
+    block that returns what twins have in common, None without twins. Pinned blocks and runs have no twins."""
+    version: Callable[[Any], tuple[Hashable, Any] | None] | None = None
+    """A function that returns the source of a block and its version, or None: of one source only candidates of the
+    greatest version are fed, whatever their scores, in the places of the older ones. If one of these functions fails,
+    the request is planned without it, and that is counted."""
     most: float = 0.05
     """Most requests of a scope in which one passage may enter by choice, as a share; older requests count less."""
 
@@ -57,6 +67,10 @@ class Choice:
                 raise TypeError(f"{name} must be a number, got {type(share).__name__}")
             if not 0 <= share <= greatest:
                 raise ValueError(f"{name} must be from 0 to {greatest}, got {share}")
+        for name, function in (("twins", self.twins), ("version", self.version)):
+            if not (callable(function) or (isinstance(function, bool) if name == "twins" else function is None)):
+                wanted = "a bool or a function" if name == "twins" else "a function or None"
+                raise TypeError(f"{name} must be {wanted}, got {type(function).__name__}")
         if self.scores not in get_args(Scores):
             raise ValueError(f"scores must be 'similarity' or 'distance', got {self.scores!r}")
 
@@ -126,39 +140,111 @@ class Candidates(NamedTuple):
     blocks: Sequence[ContextBlock]
     positions: Sequence[tuple[int, ...]]
     """The places of each candidate in the request."""
+    places: Sequence[Sequence[int]]
+    """For each place of the context, the best first, the indices of the candidates of which one may be fed there: the
+    first one, or a twin."""
     losses: Sequence[float]
-    """See `Choice.losses`."""
+    """Of each place; see `Choice.losses`."""
+    k: int
+    """Number of places that relevance alone would fill."""
+    newer: Mapping[int, Sequence[int]] = {}
+    """The newer candidates of each that is superseded."""
 
     @classmethod
     def checked(
-        cls, choice: Choice, blocks: Sequence[ContextBlock], positions: Sequence[tuple[int, ...]]
+        cls,
+        choice: Choice,
+        listed: Sequence[ContextBlock],
+        blocks: Sequence[ContextBlock],
+        positions: Sequence[tuple[int, ...]],
+        on_error: Callable[[], object],
     ) -> Candidates:
-        """Return distinct candidates with checked scores; see `Choice.losses`."""
+        """Return distinct candidates with checked scores; see `Choice.losses`.
+
+        Args:
+            choice: The settings.
+            listed: The request.
+            blocks: Its distinct blocks, without blank ones.
+            positions: The places of each in it.
+            on_error: Called while an exception of a caller's function is handled.
+        """
         if not isinstance(choice, Choice):
             raise TypeError(f"choose must be a Choice or None, got {type(choice).__name__}")
-        losses = choice.losses([block.score for block in blocks], [places[0] for places in positions])
-        return cls(choice, blocks, positions, losses)
+        scores = [block.score for block in blocks]
+        losses = choice.losses(scores, [places[0] for places in positions])
+        k = min(choice.k, len(blocks))
+        places: Sequence[Sequence[int]] = single_places(len(blocks))
+        newer: Mapping[int, Sequence[int]] = {}
+        if choice.version is not None:
+            try:
+                standing, newer = newest_candidates(listed, positions, choice.version)
+            except Exception:
+                on_error()
+            else:
+                losses = choice.losses([scores[place] for place, _ in standing])
+                places, k = [(i,) for _, i in standing], min(k, len(standing))
+        if choice.twins:
+            joined = joined_blocks(listed, positions)
+            in_runs = joined | {i - 1 for i in joined}
+            free = [place for place, (i,) in enumerate(places) if i not in in_runs and not blocks[i].pinned]
+            try:
+                groups = twin_groups(
+                    [blocks[places[place][0]] for place in free], None if choice.twins is True else choice.twins
+                )
+            except Exception:
+                on_error()
+                groups = [[i] for i in range(len(free))]
+            if len(groups) < len(free):
+                alike = {free[group[0]]: [places[free[i]][0] for i in group] for group in groups}
+                first = sorted(alike.keys() | {*range(len(places))}.difference(free))
+                places, losses = [alike.get(place, places[place]) for place in first], [losses[i] for i in first]
+                k = sum([place < k for place in first])
+        return cls(choice, blocks, positions, places, losses, k, newer)
 
     @property
     def reach(self) -> int:
-        """Number of first candidates that may be fed at all."""
-        k, within = self.choice.k, self.choice.within
-        return next((i for i, loss in enumerate(self.losses) if i >= k and not loss <= within), len(self.losses))
+        """Number of first places that may be filled at all."""
+        within = self.choice.within
+        return next((i for i in range(self.k, len(self.losses)) if not self.losses[i] <= within), len(self.losses))
+
+    @property
+    def is_open(self) -> bool:
+        """True if the candidates that relevance alone would feed have twins, or may be exchanged."""
+        return self.reach > self.k or any(len(place) > 1 for place in self.places[: self.k])
+
+    @property
+    def first(self) -> list[int]:
+        """Indices of the candidates that relevance alone would feed, ascending."""
+        return sorted([place[0] for place in self.places[: self.k]])
+
+    def entered(self, fed: Sequence[int]) -> tuple[int, ...]:
+        """Return the positions of the fed candidates whose places relevance alone would not have filled, ascending."""
+        others = {i for place in self.places[self.k :] for i in place}
+        return tuple([self.positions[i][0] for i in fed if i in others])
 
     def left_out(self, fed: Sequence[int]) -> tuple[LeftOut, ...]:
         """Return the candidates that are not fed, given the indices of the others, ascending.
 
-        Those that enter have the places of those that leave the first `k`, in relevance order.
+        Those that enter have the places of those that leave the first places, in relevance order.
         """
-        k, others = self.choice.k, {*fed}
-        leaving = [i for i in range(min(k, len(self.blocks))) if i not in others]
-        places = dict(zip(leaving, [i for i in fed if i >= k], strict=False))
+        chosen = {*fed}
+        standing = [next((i for i in place if i in chosen), None) for place in self.places]
+        leaving = [place for place in range(self.k) if standing[place] is None]
+        instead = dict(zip(leaving, [i for i in standing[self.k :] if i is not None], strict=False))
+        found: dict[int, tuple[LeftOutReason, int | None]] = {
+            i: ("superseded", next((j for j in newer if j in chosen), None)) for i, newer in self.newer.items()
+        }
+        for place, own in enumerate(self.places):
+            for i in own:
+                if standing[place] is not None or i != own[0]:
+                    found[i] = ("twin", standing[place])
+                else:
+                    found[i] = ("rank", None) if place >= self.k else ("exchanged", instead.get(place))
         return tuple(
             [
-                LeftOut(block, self.positions[i][0], "rank", None)
-                if i >= k
-                else LeftOut(block, self.positions[i][0], "exchanged", self.positions[places[i]][0])
+                LeftOut(block, self.positions[i][0], reason, None if other is None else self.positions[other][0])
                 for i, block in enumerate(self.blocks)
-                if i not in others
+                if i not in chosen
+                for reason, other in [found[i]]
             ]
         )

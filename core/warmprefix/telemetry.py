@@ -118,6 +118,8 @@ class PlannerStats:
     stale_paths: int = 0
     disabled_plans: int = 0
     """Requests left in relevance order because their engine evidently does not cache."""
+    choice_errors: int = 0
+    """Exceptions of the functions of a `Choice`; the request was planned without them."""
     policy_errors: int = 0
     """Exceptions of the policy, whose request stayed in relevance order, or of the ghosts that choose touches."""
     store_errors: int = 0
@@ -205,6 +207,7 @@ class NoObserver:
 
 
 _FAILURES = {
+    "choice": "a function of a choice failed",
     "feed": "residency feed failed",
     "observer": "observer failed",
     "policy": "ordering policy failed",
@@ -235,7 +238,7 @@ class PlannerMetrics:
         self.plan_latency = LatencyHistogram()
         self.store_latency = LatencyHistogram()
 
-    def degrade(self, part: Literal["feed", "observer", "policy", "recorder", "store"]) -> None:
+    def degrade(self, part: Literal["choice", "feed", "observer", "policy", "recorder", "store"]) -> None:
         """Count and log the exception being handled, as a failure of `part`.
 
         The request goes on without that part. The first failure of each part is logged as a warning, later ones at

@@ -56,6 +56,7 @@ _MOST_FED = "Share of these that the most-fed 1 % make up, each time counted; ab
 _CONNECTED = "1 while the feed has every publisher's complete state, else 0; absent before the first event."
 _WIPES = "Times that a publisher's state was discarded: it restarted, or a gap could not be filled."
 _REASONS = {
+    "choice": "choice_errors",
     "disabled_scope": "disabled_plans",
     "feed": "feed_errors",
     "observer": "observer_errors",

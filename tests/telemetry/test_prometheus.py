@@ -128,7 +128,7 @@ def test_no_label_comes_from_a_request(registry: CollectorRegistry, busy_planner
         for sample in family.samples:
             for label, value in sample.labels.items():
                 values.setdefault(label, set()).add(value)
-    reasons = {"disabled_scope", "feed", "observer", "policy", "recorder", "sharing", "store", "tokenizer"}
+    reasons = {"choice", "disabled_scope", "feed", "observer", "policy", "recorder", "sharing", "store", "tokenizer"}
     assert values.pop("reason") == reasons
     assert len(values.pop("le")) == len(LATENCY_BUCKETS) + 1
     assert values == {"planner": {"default"}, "app": {"chat"}}

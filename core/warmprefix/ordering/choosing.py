@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence, Set
 
 from warmprefix.choice import Candidates
 from warmprefix.ordering.policies import PrefixView
@@ -22,7 +22,7 @@ _EXTRA_WORTH = 0.001
 
 
 def choose_candidates(
-    candidates: Candidates, view: PrefixView, may_enter: Collection[int], may_leave: Collection[int]
+    candidates: Candidates, view: PrefixView, may_enter: Collection[int], may_leave: Set[int]
 ) -> list[int]:
     """Return the indices of the candidates to feed, ascending: the first `k` unless others save more than they cost.
 
@@ -32,8 +32,8 @@ def choose_candidates(
     Args:
         candidates: The candidates.
         view: The content of the cache.
-        may_enter: The indices beyond `k` of those that may be fed.
-        may_leave: The indices of those of the first `k` that need not be fed, behind those that are always fed.
+        may_enter: The indices of the candidates beyond the first places that may be fed.
+        may_leave: The indices of the candidates in the first places that need not be fed.
     """
     search = _PathSearch(candidates, may_enter, may_leave)
     search.walk_tree(view)
@@ -45,23 +45,27 @@ def choose_candidates(
 class _PathSearch:
     """The best path so far. The candidates on a path are the bits of an int."""
 
-    def __init__(self, candidates: Candidates, may_enter: Collection[int], may_leave: Collection[int]) -> None:
-        choice, blocks, losses = candidates.choice, candidates.blocks, candidates.losses
-        self._k = k = min(choice.k, len(blocks))
+    def __init__(self, candidates: Candidates, may_enter: Collection[int], may_leave: Set[int]) -> None:
+        choice, blocks, places, k = candidates.choice, candidates.blocks, candidates.places, candidates.k
         keep = min(choice.kept, k)
+        masks = [sum([1 << i for i in place]) for place in places]
         self._tokens = [block.tokens for block in blocks]
-        price = _PRICE * sum(self._tokens[:k]) / max(k, 1)
-        self._gains = sorted(
-            [(self._tokens[i] + price * losses[i], 1 << i) for i in range(keep, k) if i in may_leave], reverse=True
-        )
-        """What it is worth to leave each candidate out that may be left out, the best first."""
-        self._costs = [(price * losses[i], 1 << i) for i in sorted(may_enter)]
+        first = [place[0] for place in places[:k]]
+        price = _PRICE * sum([self._tokens[i] for i in first]) / max(k, 1)
+        losses = [price * loss for loss in candidates.losses]
+        leave = [p for p in range(keep, k) if not may_leave.isdisjoint(places[p])]
+        self._gains = sorted([(self._tokens[first[p]] + losses[p], masks[p]) for p in leave], reverse=True)
+        """What it is worth to leave each place out that may be left out, the best first."""
+        self._costs = [(losses[p], 1 << i) for p in range(k, candidates.reach) for i in places[p] if i in may_enter]
+        self._twins = [masks[p] for p in range(candidates.reach) if len(places[p]) > 1]
+        self._held = sum(masks[:k])
         self._most_gained = sum([max(gain, 0.0) for gain, _ in self._gains])
         self._extra = choice.extra
         self._places = k - keep + choice.extra
-        self._free = sum([1 << i for i in [*range(keep, k), *may_enter]])
-        self._index = {blocks[i].fingerprint: i for i in [*range(k), *may_enter]}
-        self._best, self._value = (1 << k) - 1, 0.0
+        self._free = sum([*masks[keep:k], *[1 << i for i in may_enter]])
+        self._index = {blocks[i].fingerprint: i for i in [*[i for place in places[:k] for i in place], *may_enter]}
+        self._first = self._best = sum([1 << i for i in first])
+        self._value = 0.0
         """The candidates to feed, and the tokens that they save, about."""
 
     def walk_tree(self, view: PrefixView) -> None:
@@ -94,16 +98,22 @@ class _PathSearch:
             longer = path | 1 << i
             if (longer & self._free).bit_count() > self._places:
                 break
+            if self._twins and any((longer & twins).bit_count() > 1 for twins in self._twins):
+                break
             path, placed = longer, placed + 1
             self._compare(path)
         return path, placed
 
     def _saved(self, path: int) -> int:
-        return sum([tokens for i, tokens in enumerate(self._tokens[: self._k]) if path >> i & 1])
+        path &= self._held
+        return sum([tokens for i, tokens in enumerate(self._tokens) if path >> i & 1])
 
     def _compare(self, path: int) -> None:
         value: float = self._saved(path)
-        fed = (1 << self._k) - 1
+        fed = self._first
+        for twins in self._twins:
+            if path & twins & self._held:
+                fed = fed & ~twins | path & twins
         entering = [(cost, bit) for cost, bit in self._costs if path & bit]
         leaving = iter([(gain, bit) for gain, bit in self._gains if gain > 0 and not path & bit])
         extra = 0

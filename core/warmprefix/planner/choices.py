@@ -34,15 +34,15 @@ class ScopeChoices:
     def choose(self, candidates: Candidates, in_flight: Sequence[Sequence[bytes]]) -> list[int]:
         """Return the indices of the candidates to feed, ascending."""
         choice, share = candidates.choice, self.exposure.share_chosen
-        beyond = range(min(choice.k, candidates.reach), candidates.reach)
+        beyond = [i for place in candidates.places[candidates.k : candidates.reach] for i in place]
         may_enter = [i for i in beyond if share(candidates.blocks[i].fingerprint) <= choice.most]
         # A passage that was never fed is likelier the answer to a new question, and so each passage is fed once.
-        may_leave = [
+        may_leave = {
             i
-            for i in range(choice.k)
-            if -candidates.losses[i] <= choice.within * LEAVING_SHARE
-            and candidates.blocks[i].fingerprint in self.exposure
-        ]
+            for place, loss in zip(candidates.places[: candidates.k], candidates.losses, strict=False)
+            for i in place
+            if -loss <= choice.within * LEAVING_SHARE and candidates.blocks[i].fingerprint in self.exposure
+        }
         return choose_candidates(candidates, PrefixView(self.tree, (), in_flight), may_enter, may_leave)
 
     def learn(self, order: LearnedOrder, plan: ContextPlan | None) -> None:

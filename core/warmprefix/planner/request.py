@@ -6,6 +6,8 @@ import operator
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, TypedDict, get_args
 
 from warmprefix.annotate import Annotate
@@ -112,7 +114,9 @@ class RequestPlanner:
                 raise ValueError(
                     "choose must be None with order_locked=True: a choice pays by the order that it allows"
                 )
-            candidates = Candidates.checked(choose, distinct, positions)
+            candidates = Candidates.checked(
+                choose, listed, distinct, positions, partial(self._state.metrics.degrade, "choice")
+            )
         joined = frozenset[int]() if choose else joined_blocks(listed, positions)
         branch = None
         if isinstance(conversation, Branch):
@@ -160,7 +164,7 @@ class RequestPlanner:
             candidates,
         )
         if candidates is not None:
-            return self._feeding(draft, range(min(candidates.choice.k, len(distinct))))
+            return self._feeding(draft, candidates.first)
         return self._labelled(draft) if is_unshown or annotation in ("labels", "both") else draft
 
     def _labelled(self, draft: PlanDraft) -> PlanDraft:
@@ -183,25 +187,24 @@ class RequestPlanner:
         candidates = draft.candidates
         assert candidates is not None
         blocks, positions = [candidates.blocks[i] for i in fed], [candidates.positions[i] for i in fed]
-        entered = tuple([candidates.positions[i][0] for i in fed if i >= candidates.choice.k])
         draft = draft._replace(
             blocks=blocks,
             positions=positions,
             joined=joined_blocks(*evidence_blocks(blocks)),
             labels=("",) * len(blocks),
             left_out=candidates.left_out(fed),
-            entered=entered,
+            entered=candidates.entered(fed),
         )
         return self._labelled(draft)
 
     def _choose(self, draft: PlanDraft, candidates: Candidates, record: PreparedTurn | TurnRecord | None) -> PlanDraft:
         """Return a draft of the chosen candidates: the first ones, unless its context opens the prompt."""
         state, scope = self._state, draft.scope
-        if candidates.reach <= candidates.choice.k or state.writer.separator is not None:
+        if not candidates.is_open or state.writer.separator is not None:
             return draft
         if draft.placement == "tail" and not resolve(draft, record, state.writer).opens_prompt:
             return draft
-        blocks = candidates.blocks[: candidates.reach]
+        blocks = [candidates.blocks[i] for i in sorted(chain(*candidates.places[: candidates.reach]))]
         # Of pinned blocks and of runs, each would restrict the places of others.
         if any(block.pinned for block in blocks) or joined_blocks(*evidence_blocks(blocks)):
             return draft
@@ -210,7 +213,7 @@ class RequestPlanner:
             if scope.capacity.is_off and not choices.is_isolated:
                 return draft
             fed = choices.choose(candidates, [order for _, order in scope.queue.flights.values()])
-            if fed[-1] < candidates.choice.k:
+            if fed == candidates.first:
                 return draft
             scope.queue.take([block.fingerprint for block in draft.blocks])  # announced under these
         return self._feeding(draft, fed)

@@ -1,0 +1,128 @@
+"""Twins and superseded versions: passages that say the same, or what a newer one says otherwise."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+from warmprefix.blocks import ContextBlock
+
+__all__ = ["newest_candidates", "twin_groups", "twin_key"]
+
+_LEAST_WORDS = 12
+"""Words of the shortest body with twins. What a shorter one says may depend on its header."""
+_MOST_HEADER = 240
+"""Characters of the longest header."""
+_FIELD = re.compile(r"\w[\w .-]{0,40}: ")
+"""The beginning of a line `name: value`."""
+_VERSION = re.compile(
+    r"""
+    # Behind a name, a bracket, or a part of a path: it is no price, and no part of another number.
+    [vV\d] (?: (?<=^.) | (?<=[\w)]\ .) | (?<=[Vv]ersion:\ .) | (?<=[/=@_(\[-].) | (?<=[^\W\d_]{2}\d) )
+    (?! \d?\.\d\d?\.\d{4} | \d{3}\.\d+\.\d )                                                # no date
+    (?: (?<=[vV])\d+(?:\.\d+){0,2} | (?<=\d)\d*(?:\.\d+){1,2} )
+    (?: [-.]?(?:a|alpha|b|beta|rc|dev|post|x)\.?\d* )?
+    # In front of the end, a sign that separates, or a part of a documentation: it is in no sentence and no amount.
+    (?= \s*$ | \s*[])/>»›|·•:—–-] | \s[^\W_]+[/.:]\w
+      | ,\s[^\W\d_] | \s(?!Inch|Lit|Ohm|Volt|Watt|Zoll)[^\W\d_a-z][a-z]{2}
+      | \s(?:api|changelog|docs|documentation|guide|manual|reference|release)\b )
+    """,
+    re.VERBOSE,
+)
+_NAMED_VERSION = re.compile(r"/(?:latest|stable|dev)/")
+_QUOTES = str.maketrans(dict.fromkeys("'`´‘’‚‛“”„‟＂", '"'))
+_END = 96
+"""Characters that usually hold the last three words."""
+
+
+def twin_key(text: str) -> str | None:
+    r"""Return what twins have in common: all words of their bodies, and their headers but for the version.
+
+    White space and the style of quotation marks make no difference; any other word or sign does. (Of passages that
+    share nine tenths of their runs of five words, a third differ in a number, a negation or a name.) The header is the
+    first line, or the lines `name: value` in front of a blank one. None for a body too short. O(length).
+
+    >>> body = "Returns the length of the text in characters, and not in bytes, as every caller of it expects."
+    >>> twin_key(f"Docs 4.1 > len()\n{body}") == twin_key(f"Docs 4.2 > len()\n{body}")
+    True
+    """
+    lines = text.strip().split("\n")
+    header = 0
+    while header + 1 < len(lines) and _FIELD.match(lines[header]):
+        header += 1
+    if not header or lines[header].strip():
+        header = 1
+    title, body = "\n".join(lines[:header]), " ".join(lines[header:]).split()
+    if len(body) < _LEAST_WORDS or len(title) > _MOST_HEADER:
+        return None
+    titles = [_VERSION.sub("\0", _NAMED_VERSION.sub("/\0/", " ".join(line.split()))) for line in lines[:header]]
+    return "\n".join([*titles, "", " ".join(body).translate(_QUOTES)])
+
+
+def twin_groups(
+    blocks: Sequence[ContextBlock], key: Callable[[ContextBlock], Hashable | None] | None = None
+) -> list[list[int]]:
+    """Return the indices of each block and its twins, ascending, in the order of the first ones.
+
+    Args:
+        blocks: The blocks of one request.
+        key: Returns what twins have in common; None for a block without twins. By default `twin_key` of the text.
+    """
+    groups: defaultdict[Hashable, list[int]] = defaultdict(list)
+    keys = _default_keys(blocks) if key is None else map(key, blocks)
+    for i, common in enumerate(keys):
+        groups[(i, None) if common is None else (None, common)].append(i)
+    return list(groups.values())
+
+
+def _default_keys(blocks: Sequence[ContextBlock]) -> list[str | None]:
+    """Return the key of each block that ends as another one does; reading whole texts takes long, and most do not."""
+    ends = [_last_words(block.text) for block in blocks]
+    times = Counter(ends)
+    return [twin_key(block.text) if times[end] > 1 else None for block, end in zip(blocks, ends, strict=True)]
+
+
+def _last_words(text: str) -> str:
+    end = text[-_END:].split()
+    return " ".join((end if len(end) > 3 else text.split())[-3:]).translate(_QUOTES)
+
+
+def newest_candidates(
+    listed: Sequence[ContextBlock],
+    positions: Sequence[tuple[int, ...]],
+    version: Callable[[Any], tuple[Hashable, Any] | None],
+) -> tuple[list[tuple[int, int]], dict[int, tuple[int, ...]]]:
+    """Return the place and index of each candidate that is not superseded, and for each of the others its newer ones.
+
+    The newest candidates of a source have the places of all its candidates, in relevance order: the best of these is
+    how relevant the source is. A text is superseded only in every source and version that has it. May raise what
+    `version` and the comparison of versions do.
+
+    Args:
+        listed: The request.
+        positions: The places of each candidate in it.
+        version: Returns the source and the version of a block; None if it has none.
+    """
+    found = [[version(listed[i]) for i in places] for places in positions]
+    newest: dict[Hashable, Any] = {}
+    members: dict[Hashable, list[int]] = {}
+    for i, versions in enumerate(found):
+        for source, value in filter(None, versions):
+            newest[source] = max(newest.get(source, value), value)
+            members.setdefault(source, []).append(i)
+    superseded = {
+        i
+        for i, versions in enumerate(found)
+        if not any(each is None or each[1] == newest[each[0]] for each in versions)
+    }
+    place = [*range(len(positions))]
+    newer: dict[int, tuple[int, ...]] = {}
+    for own in members.values() if superseded else ():
+        old = superseded.intersection(own)
+        new = [i for i in dict.fromkeys(own) if i not in old]
+        for best, i in zip(sorted({place[i] for i in own}), sorted(new, key=place.__getitem__), strict=False):
+            place[i] = best
+        newer |= {i: (*newer.get(i, ()), *new) for i in old}
+    return sorted([(place[i], i) for i in range(len(positions)) if i not in superseded]), newer
