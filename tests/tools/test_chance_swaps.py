@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warmprefix import Choice
-from warmprefix_tools.chance_swaps import chance_swaps
+from warmprefix.ordering.choosing import LEAVING_SHARE
+from warmprefix_tools.chance_swaps import _LEAVING_SHARE, chance_swaps
 
 
 @given(
@@ -31,9 +32,13 @@ def test_swaps_stay_within_the_choice(
     losses = choice.losses(scores)
     entered = [position for position in fed if position >= k]
     assert all(losses[position] <= within for position in entered)
-    left = min(k, len(scores)) - (len(fed) - len(entered))
-    assert left == min(swaps, max(0, min(k, len(scores)) - choice.kept), sum(loss <= within for loss in losses[k:]))
-    assert left <= len(entered) <= left + extra
+    left = {*range(min(k, len(scores)))} - {*fed}
+    may_leave = {
+        position for position in range(choice.kept, min(k, len(scores))) if -losses[position] <= within * LEAVING_SHARE
+    }
+    assert left <= may_leave
+    assert len(left) == min(swaps, len(may_leave), sum(loss <= within for loss in losses[k:]))
+    assert len(left) <= len(entered) <= len(left) + extra
 
 
 def test_all_candidates_enter_about_as_often() -> None:
@@ -43,6 +48,10 @@ def test_all_candidates_enter_about_as_often() -> None:
     entered = Counter(each[-1] for each in fed)
     assert set(entered) == {4, 5, 6}
     assert all(150 < times < 250 for times in entered.values())
+
+
+def test_it_leaves_out_what_a_choice_may_leave_out() -> None:
+    assert _LEAVING_SHARE == LEAVING_SHARE
 
 
 def test_scores_are_checked() -> None:

@@ -9,20 +9,24 @@ from warmprefix import Choice
 
 __all__ = ["chance_swaps"]
 
+_LEAVING_SHARE = 1 / 3
+"""How far above rank `k` a candidate that leaves may score, as a share of `Choice.within`."""
+
 
 def chance_swaps(scores: Sequence[float], choice: Choice, swaps: int, rng: random.Random, extra: int = 0) -> list[int]:
     """Return the positions of the candidates to feed, ascending.
 
-    The first `choice.k`, of which `swaps` behind the kept ones leave for candidates beyond `k` that `choice` tolerates,
-    and `extra` more of these; fewer where there are not as many.
+    The first `choice.k`, of which `swaps` leave for candidates beyond `k` that `choice` tolerates, and `extra` more of
+    these; fewer where there are not as many. Only those behind the kept ones leave that `choice` may leave out.
 
     Raises:
         ValueError: As of `Choice.losses`.
     """
-    losses = choice.losses(scores)
+    losses, within = choice.losses(scores), choice.within
     first = range(min(choice.k, len(losses)))
-    beyond = [position for position in range(len(first), len(losses)) if losses[position] <= choice.within]
-    swaps = min(swaps, len(beyond), len(first[choice.kept :]))
-    left = set(rng.sample(first[choice.kept :], swaps))
-    entered = rng.sample(beyond, min(swaps + extra, len(beyond)))
+    may_leave = [position for position in first[choice.kept :] if -losses[position] <= within * _LEAVING_SHARE]
+    may_enter = [position for position in range(len(first), len(losses)) if losses[position] <= within]
+    swaps = min(swaps, len(may_enter), len(may_leave))
+    left = set(rng.sample(may_leave, swaps))
+    entered = rng.sample(may_enter, min(swaps + extra, len(may_enter)))
     return [*[position for position in first if position not in left], *sorted(entered)]
