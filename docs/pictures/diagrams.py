@@ -1,4 +1,4 @@
-"""Draw the diagrams of docs/concepts.md and docs/conversations.md: `python docs/pictures/diagrams.py`."""
+"""Draw the diagrams of docs/concepts.md, conversations.md and choice.md: `python docs/pictures/diagrams.py`."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ def diagrams() -> dict[str, str]:
         "references.svg": references(),
         "plan-life.svg": plan_life(),
         "conversations.svg": conversations(),
+        "choice.svg": choice(),
     }
     return {name: str(drawing) for name, drawing in drawn.items()}
 
@@ -242,6 +243,33 @@ def conversations() -> Drawing:
     drawing.text(486, 403, "chat-42", 16, "on-cached bold", "middle")
     drawing.text(486, 424, "A, B, C, D", 15, "on-cached", "middle")
     drawing.text(_LEFT, 464, "the messages stay unseen, so you report: commit; forget before a cut", 16, "dim")
+    return drawing
+
+
+def choice() -> Drawing:
+    """Draw a request with more candidates than places, fed by relevance alone and by a choice."""
+    drawing = Drawing(
+        _WIDTH,
+        352,
+        "A choice feeds a candidate that the engine holds in place of one that scores about the same",
+        "Eight candidates, A to H, with falling scores, for five places. A, B and C are always fed. D and E may leave. "
+        "F and G score nearly as high as E, H does not. Relevance alone feeds A to E, and only A is cached. The engine "
+        "holds the path A, F, C. With a choice F has the place of E, and three of five passages are cached.",
+    )
+    scores = {"A": "9.1", "B": "8.4", "C": "7.9", "D": "6.2", "E": "6.0", "F": "5.9", "G": "5.5", "H": "3.1"}
+    width = (_RIGHT - _LEFT) / len(scores)
+    _caption(drawing, 36, "Eight candidates with their scores, for five places")
+    _bar(drawing, 48, [(f"{name}  {score}", width, False) for name, score in scores.items()])
+    for start, end, words in ((0, 3, "always fed"), (3, 5, "may leave"), (5, 7, "may enter"), (7, 8, "too low")):
+        left = _LEFT + start * width
+        drawing.box(left + 4, 90, (end - start) * width - 8, 2, "dim")
+        drawing.text(left + (end - start) * width / 2, 110, words, 16, "dim", "middle")
+    _caption(drawing, 158, "Relevance alone: one of five is cached")
+    _bar(drawing, 170, [(name, width, name == "A") for name in "ABCDE"])
+    _caption(drawing, 248, "With a choice: the engine holds the path A, F, C")
+    _bar(drawing, 260, [(name, width, name in "AFC") for name in "AFCBD"])
+    drawing.text(_LEFT + 5 * width + 12, 284, "F in place of E", _SIZE, "noted")
+    _legend(drawing, 326)
     return drawing
 
 

@@ -50,7 +50,8 @@ def test_the_prompts_are_those_that_the_script_draws(monkeypatch: pytest.MonkeyP
 
 
 def test_the_diagrams_are_those_that_the_script_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    pages = "".join((PICTURES.parent / name).read_text("utf-8") for name in ("concepts.md", "conversations.md"))
+    names = ("concepts.md", "conversations.md", "choice.md")
+    pages = "".join((PICTURES.parent / name).read_text("utf-8") for name in names)
     for name, svg in script("diagrams", monkeypatch).diagrams().items():
         assert (PICTURES / name).read_text(encoding="utf-8") == svg
         assert f"(pictures/{name})" in pages

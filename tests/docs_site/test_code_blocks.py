@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import json
 import math
 import re
@@ -18,7 +19,7 @@ import typer
 import yaml  # type: ignore[import-untyped]
 from openai import OpenAI
 
-from warmprefix import ContextBlock, ContextPlanner
+from warmprefix import Choice, ContextBlock, ContextPlanner
 from warmprefix_openai import EngineLink
 from warmprefix_tools.cli import app
 from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer
@@ -35,6 +36,7 @@ RUN_BY = {
     "README.md": "test_docs.py",
     "docs/batch.md": "openai_chat/batch_runner/test_batch_docs.py",
     "docs/caches.md": "docs_site/test_code_blocks.py",
+    "docs/choice.md": "docs_site/test_code_blocks.py",
     "docs/concepts.md": "docs_site/test_code_blocks.py",
     "docs/emulator.md": "test_docs.py",
     "docs/engines.md": "test_engines_page.py",
@@ -144,6 +146,31 @@ def test_the_code_on_runs_keeps_their_order(names: dict[str, Any]) -> None:
     exec(compile(block, "concepts.md", "exec"), names)
     plan = names["planner"].plan(names["steps"])
     assert [planned.joined for planned in plan.blocks] == [False, True]
+
+
+def test_the_code_on_choice_exchanges_passages(names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    page = ROOT / "docs/choice.md"
+    (block,) = blocks(page, "python")
+    passages = [
+        SimpleNamespace(id=f"P{n}", text=f"Passage {n}. " * 30, score=[9, 8, 8][n] if n < 3 else 7) for n in range(20)
+    ]
+    rows = [[0, 1, 2, *range(3, 11)], [0, 1, 2, *range(11, 20)], [0, 1, 2, *range(11, 14), *range(3, 11)]]
+    names["retriever"] = SimpleNamespace(search=lambda question, k: [passages[n] for n in rows.pop(0)][:k])
+    code = compile(block, "choice.md", "exec")
+    exec(code, names)
+    planner = names["planner"]
+    assert [left.reason for left in names["plan"].left_out] == ["rank"] * 3
+    without_planner = compile(block.replace("planner = ContextPlanner()\n", ""), "choice.md", "exec")
+    for _ in range(2):
+        exec(without_planner, names)
+    assert names["planner"] is planner
+    assert "exchanged" in capsys.readouterr().out
+    fields = {field.name: field.default for field in dataclasses.fields(Choice)}
+    shown = dict(
+        re.findall(r"`(\w+)=([^`]+)`", page.read_text("utf-8").partition("## Twins")[0].partition("meaning")[2])
+    )
+    listed = {name: default for name, default in fields.items() if name != "k"}
+    assert {name: ast.literal_eval(shown[name]) for name in listed} == listed
 
 
 def test_the_code_on_wording_shows_in_the_prompt(names: dict[str, Any]) -> None:
