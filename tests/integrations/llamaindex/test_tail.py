@@ -25,7 +25,7 @@ from llama_index_instrumentation import get_dispatcher
 from llama_index_instrumentation.dispatcher import instrument_tags
 
 from redis_servers import Server
-from warmprefix import Branch, ContextPlanner
+from warmprefix import Branch, Choice, ContextPlanner
 from warmprefix_llamaindex import ContextReusePostprocessor
 from warmprefix_redis.settings import SharedSettings
 
@@ -185,6 +185,20 @@ async def test_two_runs_from_one_context_are_two_branches(
     assert TEXTS[3] in server.prompts[3]
     assert references(server.prompts[4]) == [TEXTS[3], TEXTS[1]]
     assert references(server.prompts[5]) == TEXTS[:2]
+
+
+async def test_a_recorded_turn_has_only_the_nodes_that_were_fed(
+    start_engine: Callable[[], Any], open_model: OpenModel, make_nodes: MakeNodes, planner: ContextPlanner
+) -> None:
+    server = start_engine()
+    async with open_model(server) as llm:
+        chat = Chat(llm, labelled(planner, choose=Choice(k=2)))
+        state = await run(chat, None, "1?", make_nodes(TEXTS[:4]))
+        state = await run(chat, state, "2?", make_nodes([TEXTS[1], TEXTS[3], TEXTS[0]]))
+        await run(chat, state, "3?", make_nodes([TEXTS[3], TEXTS[2], TEXTS[1]]))
+    shown = [[text in prompt for text in TEXTS[:4]] for prompt in server.prompts]
+    assert shown == [[True, True, False, False], [True, True, False, True], [True, True, True, True]]
+    assert [references(prompt) for prompt in server.prompts] == [[], [TEXTS[1]], [TEXTS[1], TEXTS[3]]]
 
 
 @pytest.mark.parametrize("how", ["error", "cancelled", "after", "empty"])
