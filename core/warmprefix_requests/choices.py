@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from warmprefix import Choice, ContextBlock
@@ -26,7 +27,7 @@ def usable_choice(choose: Choice, blocks: Sequence[ContextBlock], items: Sequenc
     """Check the scores of candidates, and let the choice see the framework's own objects.
 
     Args:
-        choose: Its `version` takes an item.
+        choose: Its `twins` and `version`, if they are functions, take an item.
         blocks: The candidates in relevance order; blank ones need no score.
         items: The objects of the blocks, such as documents, with their metadata.
     """
@@ -36,4 +37,13 @@ def usable_choice(choose: Choice, blocks: Sequence[ContextBlock], items: Sequenc
         choose.losses([block.score for block in evidence], [places[0] for places in positions])
     except ValueError as error:
         return UsableChoice(None, first, error)
+    own = {id(block): item for block, item in zip(blocks, items, strict=True)}
+
+    def of_items(function: Callable[[Any], Any]) -> Callable[[ContextBlock], Any]:
+        return lambda block: function(own[id(block)])
+
+    if choose.version is not None:
+        choose = replace(choose, version=of_items(choose.version))
+    if callable(choose.twins):
+        choose = replace(choose, twins=of_items(choose.twins))
     return UsableChoice(choose, first, None)

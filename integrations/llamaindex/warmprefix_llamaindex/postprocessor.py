@@ -119,7 +119,7 @@ class ContextReusePostprocessor(BaseNodePostprocessor):
     choose: Choice | None = Field(
         default=None,
         description="Feed `k` of the given nodes: the first ones, and in the last places perhaps others of nearly "
-        "equal score that the engine holds already.",
+        "equal score that the engine holds already. Functions in it take a `NodeWithScore`, and are not serialised.",
     )
 
     _failed: bool = PrivateAttr(default=False)
@@ -134,7 +134,9 @@ class ContextReusePostprocessor(BaseNodePostprocessor):
 
     @field_serializer("choose")
     def _choice_values(self, choose: Choice | None) -> dict[str, Any] | None:
-        return None if choose is None else asdict(choose)
+        if choose is None:
+            return None
+        return {**asdict(choose), "version": None, "twins": choose.twins is True}
 
     @field_serializer("conversation")
     def _conversation_name(self, conversation: ConversationRule | None) -> str | None:

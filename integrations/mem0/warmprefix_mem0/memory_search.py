@@ -64,7 +64,7 @@ class _MemoryWrapper:
             choose: Return `k` memories: the most relevant ones, and in the last places perhaps others of nearly equal
                 score that the engine holds already. Mem0 is asked for five per two places. A call's `top_k` lowers `k`,
                 or raises that number. The first `k` are returned in a conversation, and if the memories do not come
-                with falling scores.
+                with falling scores. Functions in the choice take a memory as Mem0 returns it.
 
         Raises:
             TypeError: `memory` needs the other class or has no `search`, or another argument has the wrong type.

@@ -284,6 +284,26 @@ def test_whatever_is_given_the_first_are_fed_and_nothing_else_than_given(
     assert outcomes[0] == outcomes[1]
 
 
+def test_versions_and_twins_are_read_from_nodes(make_nodes: MakeNodes, caplog: pytest.LogCaptureFixture) -> None:
+    nodes = make_nodes([f"passage {i} " * 20 for i in range(6)])
+    for scored, file, day in zip(nodes, ["a", "b", "a", "c", "d", "e"], [1, 1, 2, 1, 1, 1], strict=True):
+        scored.node.metadata |= {"file": file, "day": day}
+        scored.node.excluded_llm_metadata_keys = ["file", "day"]
+    newest = Choice(k=3, version=lambda scored: (scored.metadata["file"], scored.metadata["day"]))
+    postprocessor = ContextReusePostprocessor(choose=newest)
+    assert sorted(ids(postprocessor.postprocess_nodes(nodes))) == ["Doc_1", "Doc_2", "Doc_3"]
+    copied = postprocessor.to_dict()["choose"]
+    assert (copied["version"], copied["twins"]) == (None, False)
+    one_a_file = Choice(k=3, twins=lambda scored: scored.metadata["file"])
+    fed = ContextReusePostprocessor(choose=one_a_file).postprocess_nodes(nodes)
+    assert sorted(ids(fed)) == ["Doc_0", "Doc_1"]  # the place of the second of file a stays empty
+    assert fed[0].metadata["day"] == 1
+    assert not caplog.records
+    broken = ContextReusePostprocessor(choose=Choice(k=3, version=lambda scored: scored.metadata["no such key"]))
+    assert ids(broken.postprocess_nodes(nodes)) == ids(nodes[:3])
+    assert broken.planner.stats().choice_errors == 1
+
+
 # -- engines, agents, conversations ------------------------------------------------------------------------------------
 
 
@@ -476,7 +496,8 @@ def test_a_wrong_configuration_is_refused() -> None:
 
 
 def test_a_dictionary_and_copies_hold_the_choice(make_nodes: MakeNodes) -> None:
-    postprocessor = ContextReusePostprocessor(choose=Choice(k=2, keep=1, within=0.5, extra=1, scores="distance"))
+    choose = Choice(k=2, keep=1, within=0.5, extra=1, scores="distance", twins=True)
+    postprocessor = ContextReusePostprocessor(choose=choose)
     assert postprocessor.choose is not None
     read = ContextReusePostprocessor.from_dict(json.loads(json.dumps(postprocessor.to_dict())))
     for other in (read, pickle.loads(pickle.dumps(postprocessor)), copy.deepcopy(postprocessor)):

@@ -195,6 +195,16 @@ def test_reranked_scores_count_only_if_all_have_one() -> None:
     assert ids(ContextReuseMemory(Replies(found[::-1]), choose=Choice(k=2)).search("?", filters=ANN)) == ["2", "1"]
 
 
+def test_versions_and_twins_are_read_from_memories() -> None:
+    found = entries(0.9, 0.8, 0.7, 0.6, 0.5)
+    for entry, topic, day in zip(found, ["a", "b", "a", "c", "d"], [1, 1, 2, 1, 1], strict=True):
+        entry["metadata"] = {"topic": topic, "day": day}
+    newest = Choice(k=3, version=lambda entry: (entry["metadata"]["topic"], entry["metadata"]["day"]))
+    assert sorted(ids(ContextReuseMemory(Replies(found), choose=newest).search("?", filters=ANN))) == ["1", "2", "3"]
+    one_a_topic = Choice(k=3, twins=lambda entry: entry["metadata"]["topic"])
+    assert ids(ContextReuseMemory(Replies(found), choose=one_a_topic).search("?", filters=ANN)) == ["0", "1"]
+
+
 @pytest.mark.parametrize("conversation", ["chat", Branch(after=None)])
 def test_in_a_conversation_the_first_memories_are_fed(
     conversation: str | Branch, facts: Any, log_searches: Listen
