@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
@@ -50,7 +51,7 @@ class Choice:
     """A function that returns the source of a block and its version, or None: of one source only candidates of the
     greatest version are fed, whatever their scores, in the places of the older ones. If one of these functions fails,
     the request is planned without it, and that is counted."""
-    most: float = 0.05
+    most: float = 0.1
     """Most requests of a scope in which one passage may enter by choice, as a share; older requests count less."""
 
     def __post_init__(self) -> None:
@@ -91,33 +92,34 @@ class Choice:
         Raises:
             ValueError: A score is missing, no finite number, or better than the one before it.
         """
-        checked: list[float] = []
-        for place, score in enumerate(scores):
-            position = place if positions is None else positions[place]
-            try:
-                is_number = not isinstance(score, bool) and math.isfinite(score)
-            except (TypeError, ValueError, OverflowError):
-                is_number = False
-            if not is_number:
+        places = range(len(scores)) if positions is None else positions
+        for position, score in zip(places, scores, strict=True):
+            if not _is_score(score):
                 raise ValueError(f"candidate {position} must have a finite score to choose by, got {score!r}")
-            value = float(score) if self.scores == "similarity" else -float(score)
-            if checked and value > checked[-1]:
-                wanted = "descending" if self.scores == "similarity" else "ascending"
-                raise ValueError(
-                    f"candidates must come with {wanted} scores, but candidate {position} has {score!r} "
-                    f"behind {scores[place - 1]!r}"
-                )
-            checked.append(value)
-        if not checked:
-            return []
-        last = checked[: self.k][-1]
-        spread = checked[0] / 4 - last / 4  # a quarter, so that no difference overflows
-        return [
-            (last / 4 - score / 4) / spread
-            if spread
-            else (0.0 if score == last else math.copysign(math.inf, last - score))
-            for score in checked
-        ]
+        sign = 0.25 if self.scores == "similarity" else -0.25  # a quarter, so that no difference overflows
+        values = [sign * score for score in map(float, scores)]
+        if values != sorted(values, reverse=True):
+            place = next(i for i in range(1, len(values)) if values[i] > values[i - 1])
+            wanted = "descending" if sign > 0 else "ascending"
+            raise ValueError(
+                f"candidates must come with {wanted} scores, but candidate {places[place]} has {scores[place]!r} "
+                f"behind {scores[place - 1]!r}"
+            )
+        last = values[: self.k][-1] if values else 0.0
+        spread = values[0] - last if values else 0.0
+        if spread:
+            return [(last - value) / spread for value in values]
+        return [0.0 if value == last else math.copysign(math.inf, last - value) for value in values]
+
+
+def _is_score(score: Any) -> bool:
+    try:
+        return math.isfinite(score) and not isinstance(score, bool)
+    except (TypeError, ValueError, OverflowError):
+        return False
+
+
+_NO_PLACE: tuple[LeftOutReason, None] = "rank", None
 
 
 class LeftOut(NamedTuple):
@@ -147,6 +149,10 @@ class Candidates(NamedTuple):
     """Of each place; see `Choice.losses`."""
     k: int
     """Number of places that relevance alone would fill."""
+    reach: int
+    """Number of first places that may be filled at all."""
+    are_open: bool
+    """True if the candidates that relevance alone would feed have twins, or may be exchanged."""
     newer: Mapping[int, Sequence[int]] = {}
     """The newer candidates of each that is superseded."""
 
@@ -199,26 +205,31 @@ class Candidates(NamedTuple):
                 first = sorted(alike.keys() | {*range(len(places))}.difference(free))
                 places, losses = [alike.get(place, places[place]) for place in first], [losses[i] for i in first]
                 k = sum([place < k for place in first])
-        return cls(choice, blocks, positions, places, losses, k, newer)
-
-    @property
-    def reach(self) -> int:
-        """Number of first places that may be filled at all."""
-        within = self.choice.within
-        return next((i for i in range(self.k, len(self.losses)) if not self.losses[i] <= within), len(self.losses))
-
-    @property
-    def is_open(self) -> bool:
-        """True if the candidates that relevance alone would feed have twins, or may be exchanged."""
-        return self.reach > self.k or any(len(place) > 1 for place in self.places[: self.k])
+        reach = max(k, bisect_right(losses, choice.within))
+        is_plain = len(places) == len(blocks)
+        are_open = reach > k or not is_plain
+        if are_open:
+            able = blocks[:reach] if is_plain else [blocks[i] for i in sorted([i for p in places[:reach] for i in p])]
+            # Of pinned blocks and of runs, each would restrict the places of others.
+            are_open = not ([block for block in able if block.pinned] or joined_blocks(able, single_places(len(able))))
+        return cls(choice, blocks, positions, places, losses, k, reach, are_open, newer)
 
     @property
     def first(self) -> list[int]:
         """Indices of the candidates that relevance alone would feed, ascending."""
+        if len(self.places) == len(self.blocks):
+            return [*range(self.k)]
         return sorted([place[0] for place in self.places[: self.k]])
+
+    def feeding(self, fed: Sequence[int]) -> tuple[Sequence[ContextBlock], Sequence[tuple[int, ...]], frozenset[int]]:
+        """Return these candidates, their places in the request, and those that stay behind the one before them."""
+        blocks = [self.blocks[i] for i in fed]
+        return blocks, [self.positions[i] for i in fed], joined_blocks(blocks, single_places(len(blocks)))
 
     def entered(self, fed: Sequence[int]) -> tuple[int, ...]:
         """Return the positions of the fed candidates whose places relevance alone would not have filled, ascending."""
+        if fed == self.first:
+            return ()
         others = {i for place in self.places[self.k :] for i in place}
         return tuple([self.positions[i][0] for i in fed if i in others])
 
@@ -227,24 +238,21 @@ class Candidates(NamedTuple):
 
         Those that enter have the places of those that leave the first places, in relevance order.
         """
-        chosen = {*fed}
-        standing = [next((i for i in place if i in chosen), None) for place in self.places]
-        leaving = [place for place in range(self.k) if standing[place] is None]
-        instead = dict(zip(leaving, [i for i in standing[self.k :] if i is not None], strict=False))
+        chosen, k, positions = {*fed}, self.k, self.positions
         found: dict[int, tuple[LeftOutReason, int | None]] = {
             i: ("superseded", next((j for j in newer if j in chosen), None)) for i, newer in self.newer.items()
         }
-        for place, own in enumerate(self.places):
-            for i in own:
-                if standing[place] is not None or i != own[0]:
-                    found[i] = ("twin", standing[place])
-                else:
-                    found[i] = ("rank", None) if place >= self.k else ("exchanged", instead.get(place))
-        return tuple(
-            [
-                LeftOut(block, self.positions[i][0], reason, None if other is None else self.positions[other][0])
-                for i, block in enumerate(self.blocks)
-                if i not in chosen
-                for reason, other in [found[i]]
-            ]
-        )
+        entering = iter([i for place in self.places[k:] for i in place if i in chosen])
+        for place in self.places[:k]:
+            if chosen.isdisjoint(place):
+                found[place[0]] = "exchanged", next(entering, None)
+        if len(self.places) < len(self.blocks):
+            for place in self.places:
+                standing = next((i for i in place if i in chosen), None)
+                found |= dict.fromkeys(place[standing is None :], ("twin", standing))
+        left = []
+        for i, block in enumerate(self.blocks):
+            if i not in chosen:
+                reason, other = found.get(i, _NO_PLACE)
+                left.append(LeftOut(block, positions[i][0], reason, None if other is None else positions[other][0]))
+        return tuple(left)

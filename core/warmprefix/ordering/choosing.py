@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence, Set
 
+from warmprefix.blocks import ContextBlock
 from warmprefix.choice import Candidates
 from warmprefix.ordering.policies import PrefixView
 from warmprefix.prefix.eviction import TreeNode
 
-__all__ = ["LEAVING_SHARE", "Exposure", "choose_candidates"]
+__all__ = ["FIRST_REQUESTS", "LEAVING_SHARE", "Exposure", "PathSearch", "choose_candidates"]
 
 LEAVING_SHARE = 1 / 3
 """How far above rank `k` a candidate that leaves may score, as a share of what those that enter may score below."""
@@ -35,38 +36,60 @@ def choose_candidates(
         may_enter: The indices of the candidates beyond the first places that may be fed.
         may_leave: The indices of the candidates in the first places that need not be fed.
     """
-    search = _PathSearch(candidates, may_enter, may_leave)
+    search = PathSearch(candidates, may_enter, may_leave)
     search.walk_tree(view)
     for order in view.in_flight:
         search.extend(0, order)
     return search.fed()
 
 
-class _PathSearch:
-    """The best path so far. The candidates on a path are the bits of an int."""
+class PathSearch:
+    """The best path so far. The candidates on a path are the bits of an int; 0 is the empty path.
 
-    def __init__(self, candidates: Candidates, may_enter: Collection[int], may_leave: Set[int]) -> None:
+    Args:
+        candidates: The candidates.
+        may_enter: See `choose_candidates`.
+        may_leave: See `choose_candidates`.
+        price: What a loss of score by the whole spread costs, in mean blocks of the first places.
+    """
+
+    def __init__(
+        self, candidates: Candidates, may_enter: Collection[int], may_leave: Set[int], price: float = _PRICE
+    ) -> None:
         choice, blocks, places, k = candidates.choice, candidates.blocks, candidates.places, candidates.k
-        keep = min(choice.kept, k)
-        masks = [sum([1 << i for i in place]) for place in places]
-        self._tokens = [block.tokens for block in blocks]
-        first = [place[0] for place in places[:k]]
-        price = _PRICE * sum([self._tokens[i] for i in first]) / max(k, 1)
-        losses = [price * loss for loss in candidates.losses]
-        leave = [p for p in range(keep, k) if not may_leave.isdisjoint(places[p])]
-        self._gains = sorted([(self._tokens[first[p]] + losses[p], masks[p]) for p in leave], reverse=True)
-        """What it is worth to leave each place out that may be left out, the best first."""
-        self._costs = [(losses[p], 1 << i) for p in range(k, candidates.reach) for i in places[p] if i in may_enter]
-        self._twins = [masks[p] for p in range(candidates.reach) if len(places[p]) > 1]
+        losses, keep = candidates.losses, min(choice.kept, k)
+        self._tokens = tokens = [block.tokens for block in blocks]
+        self._twins: Sequence[int] = ()
+        if len(places) == len(blocks):  # the usual case
+            held = [*range(k)]
+            masks: Sequence[int] = [1 << i for i in held]
+            entering = [(i, i) for i in may_enter]
+        else:
+            held = [i for place in places[:k] for i in place]
+            masks = [sum([1 << i for i in place]) for place in places]
+            self._twins = [mask for mask, place in zip(masks, places, strict=True) if len(place) > 1]
+            entering = [(p, i) for p in range(k, candidates.reach) for i in places[p] if i in may_enter]
+        price *= sum([tokens[places[p][0]] for p in range(k)]) / max(k, 1)
+        gains = [
+            (gain, masks[p])
+            for p in range(keep, k)
+            if not may_leave.isdisjoint(places[p]) and (gain := tokens[places[p][0]] + price * losses[p]) > 0
+        ]
+        self._gains = sorted(gains, reverse=True)
+        """What it is worth to leave out each place that may stay empty, the best first."""
+        self._most_gained = sum([gain for gain, _ in gains])
+        self._costs = [(price * losses[p], 1 << i) for p, i in entering]
+        self._enter = sum([bit for _, bit in self._costs])
         self._held = sum(masks[:k])
-        self._most_gained = sum([max(gain, 0.0) for gain, _ in self._gains])
         self._extra = choice.extra
         self._places = k - keep + choice.extra
-        self._free = sum([*masks[keep:k], *[1 << i for i in may_enter]])
-        self._index = {blocks[i].fingerprint: i for i in [*[i for place in places[:k] for i in place], *may_enter]}
-        self._first = self._best = sum([1 << i for i in first])
-        self._value = 0.0
-        """The candidates to feed, and the tokens that they save, about."""
+        self._free = sum(masks[keep:k]) | self._enter
+        self._index = {blocks[i].fingerprint: i for i in [*held, *may_enter]}
+        self._saved = {0: 0}
+        """The tokens of the first places on each path that was compared."""
+        self._first = sum([1 << place[0] for place in places[:k]])
+        self.value, self._best = 0.0, 0
+        """The tokens that the best path saves, about, and the path."""
 
     def walk_tree(self, view: PrefixView) -> None:
         """Compare the resident paths behind the blocks already placed."""
@@ -81,58 +104,62 @@ class _PathSearch:
             path, placed = self.extend(path, keys)
             if placed < len(keys) or not (shared := node.children.keys() & index.keys()):
                 continue
-            most = self._saved(path) + self._most_gained
-            ranks = sorted([(index[key], key) for key in shared], reverse=True)
-            for i, key in ranks:
+            most = self._saved[path] + self._most_gained
+            for i, key in sorted([(index[key], key) for key in shared], reverse=True):
                 child = node.children[key]
-                if child.resident and most + child.reach > self._value and not path >> i & 1:
+                if child.resident and most + child.reach > self.value and not path >> i & 1:
                     stack.append((child, 0, path))
 
     def extend(self, path: int, keys: Sequence[bytes]) -> tuple[int, int]:
         """Return a path with the first `keys` that it may hold, and their number; compare all of its parts."""
-        placed = 0
+        placed, saved = 0, self._saved[path]
         for key in keys:
             i = self._index.get(key)
             if i is None:
                 break
-            longer = path | 1 << i
+            bit = 1 << i
+            longer = path | bit
             if (longer & self._free).bit_count() > self._places:
                 break
             if self._twins and any((longer & twins).bit_count() > 1 for twins in self._twins):
                 break
+            if bit & self._held:
+                saved += self._tokens[i]
             path, placed = longer, placed + 1
-            self._compare(path)
+            self._saved[path] = saved
+            value = self._worth(path)[0] if path & self._enter else saved
+            if value > self.value:
+                self.value, self._best = value, path
         return path, placed
 
-    def _saved(self, path: int) -> int:
-        path &= self._held
-        return sum([tokens for i, tokens in enumerate(self._tokens) if path >> i & 1])
-
-    def _compare(self, path: int) -> None:
-        value: float = self._saved(path)
-        fed = self._first
+    def _worth(self, path: int) -> tuple[float, int]:
+        """Return the tokens that a path saves, about, and the candidates that are fed with it."""
+        value: float = self._saved[path]
+        fed, extra = self._first, self._extra
         for twins in self._twins:
             if path & twins & self._held:
                 fed = fed & ~twins | path & twins
-        entering = [(cost, bit) for cost, bit in self._costs if path & bit]
-        leaving = iter([(gain, bit) for gain, bit in self._gains if gain > 0 and not path & bit])
-        extra = 0
-        for cost, bit in entering:
-            gain, left = next(leaving, (0.0, 0))
-            fed = (fed | bit) & ~left
-            value += gain - cost if left else _EXTRA_WORTH
-            extra += not left
-        if extra <= self._extra and value > self._value:
-            self._best, self._value = fed, value
+        leaving = iter([(gain, mask) for gain, mask in self._gains if not path & mask])
+        for cost, bit in self._costs:
+            if path & bit:
+                gain, left = next(leaving, (0.0, 0))
+                fed = (fed | bit) & ~left
+                if left:
+                    value += gain - cost
+                else:
+                    value += _EXTRA_WORTH
+                    extra -= 1
+        return (value if extra >= 0 else -1.0), fed
 
     def fed(self) -> list[int]:
         """Return the indices of the candidates to feed, ascending."""
-        return [i for i in range(len(self._tokens)) if self._best >> i & 1]
+        fed = self._worth(self._best)[1]
+        return [i for i in range(len(self._tokens)) if fed >> i & 1]
 
 
 _DECAY = 0.999
 _MOST_PASSAGES = 8_192
-_FIRST_REQUESTS = 50
+FIRST_REQUESTS = 50
 """Requests that count as served before the first one, so that a few choices are no large share."""
 _LARGEST = 2.0**64
 _PASSAGES_PER_REQUEST = 128
@@ -173,10 +200,10 @@ class Exposure:
     def __contains__(self, key: bytes) -> bool:
         return key in self._passages
 
-    def share_chosen(self, key: bytes) -> float:
-        """Return the share of the requests in which a passage has entered by choice."""
-        requests = self._requests + _FIRST_REQUESTS * self._weight
-        return self._passages.get(key, (0.0, 0.0))[1] / requests
+    def seldom_chosen(self, blocks: Sequence[ContextBlock], indices: Iterable[int], most: float) -> list[int]:
+        """Return the indices of the blocks that entered by choice in at most this share of the requests."""
+        seen, limit = self._passages, most * (self._requests + FIRST_REQUESTS * self._weight)
+        return [i for i in indices if (counts := seen.get(blocks[i].fingerprint)) is None or counts[1] <= limit]
 
     @property
     def passages(self) -> int:

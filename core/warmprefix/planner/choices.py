@@ -33,15 +33,17 @@ class ScopeChoices:
 
     def choose(self, candidates: Candidates, in_flight: Sequence[Sequence[bytes]]) -> list[int]:
         """Return the indices of the candidates to feed, ascending."""
-        choice, share = candidates.choice, self.exposure.share_chosen
-        beyond = [i for place in candidates.places[candidates.k : candidates.reach] for i in place]
-        may_enter = [i for i in beyond if share(candidates.blocks[i].fingerprint) <= choice.most]
+        choice, blocks, places, k = candidates.choice, candidates.blocks, candidates.places, candidates.k
+        beyond = [i for place in places[k : candidates.reach] for i in place]
+        may_enter = self.exposure.seldom_chosen(blocks, beyond, choice.most)
+        least = -choice.within * LEAVING_SHARE
         # A passage that was never fed is likelier the answer to a new question, and so each passage is fed once.
         may_leave = {
             i
-            for place, loss in zip(candidates.places[: candidates.k], candidates.losses, strict=False)
-            for i in place
-            if -loss <= choice.within * LEAVING_SHARE and candidates.blocks[i].fingerprint in self.exposure
+            for p in range(min(choice.kept, k), k)
+            if candidates.losses[p] >= least
+            for i in places[p]
+            if blocks[i].fingerprint in self.exposure
         }
         return choose_candidates(candidates, PrefixView(self.tree, (), in_flight), may_enter, may_leave)
 

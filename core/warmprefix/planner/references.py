@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from warmprefix.annotate import Annotation, Templates, has_labels, header_labels
 from warmprefix.blocks import ContextBlock
-from warmprefix.choice import Candidates, LeftOut
+from warmprefix.choice import Candidates
 from warmprefix.history import (
     Resolution,
     VisibleHistory,
@@ -72,8 +72,8 @@ class PlanDraft(NamedTuple):
     """Labels in the texts that a block of the conversation may have, where the history is not shown."""
     candidates: Candidates | None = None
     """All candidates, of which the first ones are the draft's blocks until others are chosen; None without a choice."""
-    left_out: tuple[LeftOut, ...] = ()
-    entered: tuple[int, ...] | None = None
+    fed: Sequence[int] = ()
+    """The indices of those that are the draft's blocks."""
 
     def proposed(self) -> dict[bytes, str]:
         """Return the blocks' labels by fingerprint, as the store's `Prepare` takes them."""

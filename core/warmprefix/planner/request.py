@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
 from typing import TYPE_CHECKING, TypedDict, get_args
 
 from warmprefix.annotate import Annotate
@@ -117,7 +116,7 @@ class RequestPlanner:
             candidates = Candidates.checked(
                 choose, listed, distinct, positions, partial(self._state.metrics.degrade, "choice")
             )
-        joined = frozenset[int]() if choose else joined_blocks(listed, positions)
+        joined = joined_blocks(listed, positions) if candidates is None else frozenset()
         branch = None
         if isinstance(conversation, Branch):
             branch, conversation = conversation, None
@@ -146,6 +145,10 @@ class RequestPlanner:
             if choose is not None:
                 recorded, choice = distinct, {"k": choose.k, "request": plan_id}
             state.metrics.record_request(recorded, conversation, tenant, model, preamble, **choice)
+        first: Sequence[int] = ()
+        if candidates is not None:
+            first = candidates.first
+            distinct, positions, joined = candidates.feeding(first)
         draft = PlanDraft(
             plan_id,
             scope_state,
@@ -162,9 +165,8 @@ class RequestPlanner:
             annotation,
             (),
             candidates,
+            first,
         )
-        if candidates is not None:
-            return self._feeding(draft, candidates.first)
         return self._labelled(draft) if is_unshown or annotation in ("labels", "both") else draft
 
     def _labelled(self, draft: PlanDraft) -> PlanDraft:
@@ -182,41 +184,26 @@ class RequestPlanner:
                 labels = draft.scope.labels.labels(blocks)
         return draft._replace(labels=labels, imitable=shown_labels(blocks) if is_unshown else ())
 
-    def _feeding(self, draft: PlanDraft, fed: Sequence[int]) -> PlanDraft:
-        """Return a draft of these of its candidates, in relevance order."""
-        candidates = draft.candidates
-        assert candidates is not None
-        blocks, positions = [candidates.blocks[i] for i in fed], [candidates.positions[i] for i in fed]
-        draft = draft._replace(
-            blocks=blocks,
-            positions=positions,
-            joined=joined_blocks(*evidence_blocks(blocks)),
-            labels=("",) * len(blocks),
-            left_out=candidates.left_out(fed),
-            entered=candidates.entered(fed),
-        )
-        return self._labelled(draft)
-
     def _choose(self, draft: PlanDraft, candidates: Candidates, record: PreparedTurn | TurnRecord | None) -> PlanDraft:
         """Return a draft of the chosen candidates: the first ones, unless its context opens the prompt."""
         state, scope = self._state, draft.scope
-        if not candidates.is_open or state.writer.separator is not None:
+        if not candidates.are_open or state.writer.separator is not None:
             return draft
         if draft.placement == "tail" and not resolve(draft, record, state.writer).opens_prompt:
-            return draft
-        blocks = [candidates.blocks[i] for i in sorted(chain(*candidates.places[: candidates.reach]))]
-        # Of pinned blocks and of runs, each would restrict the places of others.
-        if any(block.pinned for block in blocks) or joined_blocks(*evidence_blocks(blocks)):
             return draft
         with state.lock:
             choices = scope.choices()
             if scope.capacity.is_off and not choices.is_isolated:
                 return draft
             fed = choices.choose(candidates, [order for _, order in scope.queue.flights.values()])
-            if fed == candidates.first:
+            if fed == draft.fed:
                 return draft
             scope.queue.take([block.fingerprint for block in draft.blocks])  # announced under these
-        return self._feeding(draft, fed)
+        blocks, positions, joined = candidates.feeding(fed)
+        labels = ("",) * len(blocks)
+        draft = draft._replace(blocks=blocks, positions=positions, joined=joined, labels=labels, fed=fed)
+        is_unshown = draft.placement == "tail" and draft.visible is None
+        return self._labelled(draft) if is_unshown or draft.annotation in ("labels", "both") else draft
 
     def queued(self, blocks: Iterable[ContextBlock | str], **scope: Unpack[ScopeOptions]) -> QueuedRequest:
         """Announce a request; see `ContextPlanner.queued`."""
@@ -242,9 +229,9 @@ class RequestPlanner:
             record: The store's answer; None if it was not called or did not answer.
             began: `time.perf_counter()` when the request came.
         """
-        state, scope = self._state, draft.scope
-        if draft.candidates is not None:
-            draft = self._choose(draft, draft.candidates, record)
+        state, scope, candidates = self._state, draft.scope, draft.candidates
+        if candidates is not None:
+            draft = self._choose(draft, candidates, record)
         distinct, joined = draft.blocks, draft.joined
         writer, metrics = state.writer, state.metrics
         is_head, annotation = draft.placement == "head", draft.annotation
@@ -257,7 +244,7 @@ class RequestPlanner:
         with state.lock:
             queue = scope.queue
             in_flight, waiting = queue.take(keys) if queue.announced or queue.flights else ([], [])
-            choices = None if draft.candidates is None else scope.choices()
+            choices = None if candidates is None else scope.choices()
             source = scope if choices is None else choices
             is_off = scope.capacity.is_off and not (choices is not None and choices.is_isolated)
             is_left_alone = opens_prompt and is_off and scope.capacity.keeps_order()
@@ -303,8 +290,8 @@ class RequestPlanner:
                 branch=draft.branch,
                 separator=writer.separator,
                 parent=resolution.parent,
-                left_out=draft.left_out,
-                entered=draft.entered,
+                left_out=() if candidates is None else candidates.left_out(draft.fed),
+                entered=None if candidates is None else candidates.entered(draft.fed),
             )
             if reorders:
                 queue.start(plan.id, keys)
