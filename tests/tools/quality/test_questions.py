@@ -296,6 +296,7 @@ def test_a_choice_feeds_other_candidates() -> None:
     assert sum(swaps["extra"]) > 10
     assert swaps["chance"] == swaps["chosen"]
     assert fed["chance"] != fed["chosen"]
+    assert all(prompt.has_other_evidence == (max(fed_candidates(prompt)) >= 6) for prompt in prompts)
 
 
 def test_a_choice_needs_scores() -> None:

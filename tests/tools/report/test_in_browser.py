@@ -100,7 +100,7 @@ def answers_page(model: str) -> str:
     }
     arms = [
         ArmResult(
-            *(arm, "relevance", 500, 3, 1, scores, scores.contains, 0, 480, comparison),
+            *(arm, "relevance", 500, 3, 1, scores, scores.contains, 0, 480, 90, comparison),
             dict.fromkeys(MEASURES, comparison) if comparison else {},
             *(0.02, 400_000, 100_000, 0.2 if comparison else None, 480, 470, 0.01),
         )

@@ -69,6 +69,8 @@ class GivenAnswer:
     """Labels that the answer names; None if the prompt has none to name."""
     right_citations: int | None = None
     """Those of passages that the answer follows from."""
+    has_other_evidence: bool = False
+    """See `ArmPrompt`."""
 
 
 class Judgement(NamedTuple):

@@ -71,6 +71,8 @@ class ArmPrompt(NamedTuple):
     """False if the prompt is the baseline's."""
     run: AgentsArm | None = None
     """Answers the question with calls of its own; then there are no messages."""
+    has_other_evidence: bool = False
+    """True if a choice fed a candidate that is not among the question's passages."""
 
 
 class ArmError(WarmprefixError, ValueError):
@@ -81,6 +83,7 @@ class _Made(NamedTuple):
     messages: Messages
     gold_labels: tuple[str, ...] = ()
     run: AgentsArm | None = None
+    has_other_evidence: bool = False
 
 
 _Maker = Callable[[EvidenceQuestion], _Made]
@@ -107,7 +110,8 @@ def prompts_of(arms: Sequence[str], questions: Sequence[EvidenceQuestion], syste
                 made[baseline_of(name)].messages,
                 made[baseline_of(name)].run,
             )
-            yield ArmPrompt(question, name, prompt.messages, prompt.gold_labels, is_changed, prompt.run)
+            messages, labels, run, has_other_evidence = prompt
+            yield ArmPrompt(question, name, messages, labels, is_changed, run, has_other_evidence)
 
 
 def expanded_arms(names: Sequence[str], questions: Sequence[EvidenceQuestion]) -> list[str]:
@@ -257,14 +261,14 @@ def _choosing(choice: Callable[[int], Choice], by_chance: bool = False) -> _Arm:
             found, choose = question.candidates, choice(len(question.passages))
             blocks = [ContextBlock(each.text, score=each.score) for each in found] or blocks_of(question)
             with planner.planning(blocks, preamble=system, choose=choose if found else None) as plan:
-                made = _prompt(plan, question, system)
+                made = _prompt(plan, question, system)._replace(has_other_evidence=bool(plan.entered))
             if not found or not by_chance:
                 return made
             swaps = sum(left.reason == "exchanged" for left in plan.left_out)
             rng = random.Random(f"{question.id}chance")  # noqa: S311
             fed = chance_swaps([each.score for each in found], choose, swaps, rng)
             with served.planning([blocks[position] for position in fed], preamble=system) as plan:
-                return _prompt(plan, question, system)
+                return _prompt(plan, question, system)._replace(has_other_evidence=bool(swaps))
 
         return make
 

@@ -7,6 +7,7 @@ import json
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Any, NamedTuple, TypeVar
 
@@ -127,6 +128,7 @@ async def ask_all(
         key = call[0]
         prompt = call[1]._replace(messages=endpoint.messages(call[1].messages))
         answer = await _ask(client, options, key, prompt, f"{salts[key.arm]}-{key.repeat}" if is_salted else None)
+        answer = replace(answer, has_other_evidence=prompt.has_other_evidence)
         store.add(answer)
         watch.add(answer)
 

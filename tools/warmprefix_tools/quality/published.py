@@ -75,6 +75,7 @@ def _arm(arm: ArmResult, results: QualityResults) -> dict[str, Any]:
         "failed": arm.failed,
         "truncated": arm.truncated,
         "changed": arm.changed,
+        "other_evidence": arm.other_evidence,
         "scores": {name: round(value, _DIGITS) for name, value in arm.scores._asdict().items()},
         "verdict": verdict(arm, results.margin),
         "flips": None if compared is None else round((compared.wins + compared.losses) / compared.pairs, _DIGITS),

@@ -97,6 +97,8 @@ def _answer_remarks(arm: ArmResult) -> list[str]:
         found.append(f"{arm.arm}: {arm.truncated} answers were cut; raise --max-tokens.")
     if arm.comparison is not None and arm.changed < arm.answers:
         found.append(f"{arm.arm}: {arm.changed} of {arm.answers} prompts differ from {arm.baseline}.")
+    if arm.other_evidence:
+        found.append(f"{arm.arm}: {arm.other_evidence} of {arm.answers} questions have other evidence.")
     if arm.unjudged:
         found.append(f"{arm.arm}: {arm.unjudged} questions have no judgement and count in no comparison.")
     if arm.citations:

@@ -58,6 +58,8 @@ class ArmResult:
     """Questions that count in no comparison because the judge was not asked, or returned no judgement."""
     changed: int
     """Questions whose prompt differs from the baseline's."""
+    other_evidence: int
+    """Questions of which a choice fed other candidates than the passages."""
     comparison: Comparison | None
     """Over all questions with an answer in both arms; None for a baseline. The verdict is read from it."""
     comparisons: Mapping[str, Comparison]
@@ -225,6 +227,7 @@ class _Comparer:
             fmean(mine.values.values() or [0.0]) if self.preferences is None else None,
             len(both) - len(differences),
             len({answer.key.question for answer in given if answer.is_changed}),
+            len({answer.key.question for answer in given if answer.has_other_evidence}),
             compare_pairs(differences, self.most) if differences else None,
             {name: self._compared(mine, others, both, name) for name in MEASURES if both},
             fmean(repeated) if repeated else None,
