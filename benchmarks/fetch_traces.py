@@ -36,6 +36,7 @@ These were made for `choice.py`:
 - `flask_releases`: the documentation of five releases, pooled, with its texts. Most sections come in all five.
 - `xquad_en_dense`, `pubmedqa_sections_dense`, `tatqa_reports_dense`, `cosqa_functions_dense`: the same texts and
   questions, found by dense vectors: latent semantic analysis. These need numpy.
+- `scitldr_sentences`: a control in which each title searches its own abstract, so no two requests share a block.
 
 Where nothing is published, the retrieval is the demo's BM25; for the three other languages, the words are split here.
 Its requests have scores and twelve candidates beyond their `k`. `gold` is what the data set names as the answer's

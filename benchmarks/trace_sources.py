@@ -151,6 +151,13 @@ _ABSTRACTS = _files(
     {"ori_pqal.json": "8b3276be8942ebbd77f3ddcda12c1749bf0e490045a736fd8438ee40cf37a41d"},
 )
 
+_SCIENCE = _files(
+    "allenai/scitldr/5ccad9c00a60ad75c9e04abf7f27d0f53f983b20/SciTLDR-Data/SciTLDR-A",
+    {
+        "test.jsonl": "fb42dd6cd4f4a1928ae8a01a189456fbfe994a07e938bd49f68653933f6503c9",
+        "dev.jsonl": "3191fa98ccc09521332b7a1cd63b1930be4e8df125a235ccd31e40329709525e",
+    },
+)
 _FLASK_RELEASES = [f"Flask {release}" for release, _ in _listed_releases("flask")]
 
 _PUBLISHED: Mapping[str, Source] = {
@@ -436,14 +443,16 @@ _PUBLISHED: Mapping[str, Source] = {
             "Apache-2.0",
             "none: each abstract is read once",
             15,
-            _files(
-                "allenai/scitldr/5ccad9c00a60ad75c9e04abf7f27d0f53f983b20/SciTLDR-Data/SciTLDR-A",
-                {
-                    "test.jsonl": "fb42dd6cd4f4a1928ae8a01a189456fbfe994a07e938bd49f68653933f6503c9",
-                    "dev.jsonl": "3191fa98ccc09521332b7a1cd63b1930be4e8df125a235ccd31e40329709525e",
-                },
-            ),
+            _SCIENCE,
             lambda data: own_part_lines(trace_texts.abstract_sentences(data)),
+        ),
+        _searched(
+            "scitldr_sentences",
+            "github.com/allenai/scitldr at 5ccad9c, SciTLDR-A, test and dev",
+            "Apache-2.0",
+            5,
+            _SCIENCE,
+            trace_texts.own_sentences,
         ),
         Source(
             "taubench_memories",

@@ -313,6 +313,11 @@ def abstract_sentences(data: Data) -> Documents:
     return [(paper["title"], paper["source"]) for file in data for paper in json_lines(file)]
 
 
+def own_sentences(data: Data) -> list[Collection]:
+    """Return the sentences of each abstract, which its title searches: no two questions share a text."""
+    return [Collection(sentences, alone([title])) for title, sentences in abstract_sentences(data)]
+
+
 def ticket_paragraphs(data: Data) -> Documents:
     (file,) = data
     return [
