@@ -36,9 +36,9 @@ class Choice:
     """Places: the candidates that relevance alone would feed."""
     keep: int | None = None
     """The first candidates, which are always fed; by default 3, or all `k` if these are fewer."""
-    within: float = 0.3
+    within: float = 0.2
     """How far below rank `k` a candidate may score, as a share of the spread between the scores of rank 1 and rank `k`.
-    So it means the same for every scale of scores. One that leaves may score a third of that above rank `k`."""
+    So it means the same for every scale of scores. One that leaves may score half of that above rank `k`."""
     extra: int = 0
     """Most candidates beyond `k` places, with the same tolerance, where the engine holds them: nothing to compute."""
     scores: Scores = "similarity"

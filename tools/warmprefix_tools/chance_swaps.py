@@ -9,7 +9,7 @@ from warmprefix import Choice
 
 __all__ = ["chance_swaps"]
 
-_LEAVING_SHARE = 1 / 3
+_LEAVING_SHARE = 1 / 2
 """How far above rank `k` a candidate that leaves may score, as a share of `Choice.within`."""
 
 

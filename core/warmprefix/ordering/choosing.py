@@ -12,7 +12,7 @@ from warmprefix.prefix.eviction import TreeNode
 
 __all__ = ["FIRST_REQUESTS", "LEAVING_SHARE", "Exposure", "PathSearch", "choose_candidates"]
 
-LEAVING_SHARE = 1 / 3
+LEAVING_SHARE = 1 / 2
 """How far above rank `k` a candidate that leaves may score, as a share of what those that enter may score below."""
 _EDGES = 128
 """Most edges that a search walks."""
