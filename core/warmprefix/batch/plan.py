@@ -9,6 +9,7 @@ from typing import Any, Literal
 from warmprefix.annotate import Annotation
 from warmprefix.blocks import ContextBlock, as_blocks, evidence_blocks, joined_blocks
 from warmprefix.cache_profiles import Checkpoints
+from warmprefix.choice import Candidates, LeftOut
 from warmprefix.plan import ContextPlan, PlannedBlock, Scope
 from warmprefix.tokens import NoteWriter, order_note
 
@@ -104,6 +105,8 @@ class PlannedRequest:
     """The id of its `plan`; unique among all planners."""
     wording: SharedWording = field(repr=False, compare=False)
     """The text that it shares with the other requests of its scope."""
+    candidates: Candidates | None = field(default=None, repr=False, compare=False)
+    """Its distinct blocks, of which those in `order` are fed; None if all are."""
 
     @property
     def id(self) -> str:
@@ -113,8 +116,11 @@ class PlannedRequest:
     @property
     def blocks(self) -> tuple[PlannedBlock, ...]:
         """The distinct blocks with text, in planned order."""
-        distinct, positions = evidence_blocks(self.request.blocks)
-        joined = joined_blocks(self.request.blocks, positions)
+        if self.candidates is not None:
+            distinct, positions, joined = self.candidates.feeding(self._fed(self.candidates))
+        else:
+            distinct, positions = evidence_blocks(self.request.blocks)
+            joined = joined_blocks(self.request.blocks, positions)
         at = {places[0]: i for i, places in enumerate(positions)}
         labels, templates = self.wording.labels, self.wording.writer.templates
         names = frozenset([labels[block.fingerprint] for block in distinct] if labels else ())
@@ -126,6 +132,21 @@ class PlannedRequest:
                 for i, block in [(at[position], distinct[at[position]]) for position in self.order]
             ]
         )
+
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """The candidates that are not fed; see `ContextPlan.left_out`."""
+        return () if self.candidates is None else self.candidates.left_out(self._fed(self.candidates))
+
+    @property
+    def entered(self) -> tuple[int, ...] | None:
+        """Positions of the fed candidates that relevance alone would have left out; see `ContextPlan.entered`."""
+        if self.candidates is None:
+            return None
+        return self.candidates.entered(self._fed(self.candidates))
+
+    def _fed(self, candidates: Candidates) -> list[int]:
+        return [i for i, places in enumerate(candidates.positions) if places[0] in self.order]
 
     @property
     def plan(self) -> ContextPlan:
@@ -154,6 +175,8 @@ class PlannedRequest:
             note_tokens=writer.tokens(annotation, blocks, note),
             order_annotation=note,
             separator=writer.separator,
+            left_out=self.left_out,
+            entered=self.entered,
         )
 
     @property

@@ -11,6 +11,7 @@ from warmprefix.batch.plan import BatchRequest, PlannedRequest, SharedWording
 from warmprefix.batch.planners import BatchPlanner, Device, RelevancePlanner
 from warmprefix.batch.scope_plan import ScopePlan
 from warmprefix.blocks import ContextBlock
+from warmprefix.choice import Candidates
 from warmprefix.extensions import extension, extension_names
 from warmprefix_kernels.batch_device import DISTANCES_PAY_FROM, OVERLAPS_PAY_FROM, use_cuda
 
@@ -106,20 +107,28 @@ def device_for(planner: str | BatchPlanner, requests: int, device: Device) -> Li
 
 
 def planned_requests(
-    requests: Sequence[BatchRequest], plan: ScopePlan, wording: SharedWording, batch_id: str, first: int
+    requests: Sequence[BatchRequest],
+    plan: ScopePlan,
+    wording: SharedWording,
+    batch_id: str,
+    first: int,
+    places: Sequence[Sequence[int]] | None,
+    candidates: Mapping[str, Candidates],
 ) -> list[PlannedRequest]:
     """Return one scope's requests in execution order.
 
     `requests` are in the order that `plan` numbers. Their plan ids are `batch_id` and a number, from `first` on.
+    If some of their `candidates`, by id, are fed, `plan` refers to the blocks at these `places`.
     """
     return [
         PlannedRequest(
             request=requests[placed.context],
-            order=placed.order,
+            order=placed.order if places is None else tuple([places[placed.context][i] for i in placed.order]),
             saved_tokens=served.tokens,
             warmed_by=None if served.warmed_by is None else requests[served.warmed_by].id,
             plan_id=f"{batch_id}.{number}",
             wording=wording,
+            candidates=candidates.get(requests[placed.context].id),
         )
         for number, (placed, served) in enumerate(zip(plan.placed, plan.served, strict=True), first)
     ]

@@ -7,16 +7,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from warmprefix.annotate import has_labels
 from warmprefix.batch.planners import BatchPlanner, Progress, no_progress
 from warmprefix.blocks import ContextBlock, distinct_blocks, evidence_blocks, joined_blocks
 from warmprefix.errors import check_count
-from warmprefix.ordering import PrefixView
+from warmprefix.ordering import OrderingPolicy, PrefixView
 from warmprefix.plan import Scope
 from warmprefix.planner.request import policy_order
-from warmprefix.planner.state import PlannerState, ScopeState, make_scope
+from warmprefix.planner.state import PlannerState, make_scope
 from warmprefix.prefix.tree import PrefixMatch, PrefixTree
 from warmprefix.tokens import needs_note, order_note
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from warmprefix.batch.planners import Device
     from warmprefix.batch.scope_plan import NoteTokens, ScopePlan
     from warmprefix.batch.session import Requests
+    from warmprefix.choice import Choice
+    from warmprefix.ordering.positions import PositionProfile
 
 __all__ = ["BatchSession"]
 
@@ -47,6 +50,7 @@ class BatchSession:
         time_budget: float | None,
         device: Device,
         progress: Progress | None,
+        choose: Choice | None,
     ) -> BatchPlan:
         """Plan a batch; see `ContextPlanner.plan_batch`. `owner` commits its plans."""
         from warmprefix.batch.session import as_requests, device_for, planners_for
@@ -63,33 +67,33 @@ class BatchSession:
         computed_on = device_for(planner, greatest, device)
         report = no_progress if progress is None else progress
 
-        def plan_own(own: Sequence[BatchRequest], state: ScopeState, note_tokens: NoteTokens) -> ScopePlan:
-            return self._plan_scope(own, state, planners, capacity_tokens, report, note_tokens)
+        def plan_own(own: Sequence[BatchRequest], learned: _Learned, note_tokens: NoteTokens) -> ScopePlan:
+            return self._plan_scope(own, learned, planners, capacity_tokens, report, note_tokens)
 
         is_window = planner == "window"
         plan = self._plan(
-            owner, listed, self._plan_window if is_window else plan_own, capacity_tokens, common, preamble
+            owner, listed, self._plan_window if is_window else plan_own, capacity_tokens, common, preamble, choose
         )
         name = planner if isinstance(planner, str) else type(planner).__name__
         return replace(plan, planner=name, device=computed_on, seconds=time.perf_counter() - started)
 
-    def _plan_window(self, own: Sequence[BatchRequest], state: ScopeState, note_tokens: NoteTokens) -> ScopePlan:
+    def _plan_window(self, own: Sequence[BatchRequest], learned: _Learned, note_tokens: NoteTokens) -> ScopePlan:
         """Plan requests that wait now from what is learned; O(n * n)."""
         from warmprefix.batch.merge import MergePlanner
         from warmprefix.batch.window import MOST_REQUESTS, plan_window
 
         def order(blocks: Sequence[ContextBlock], after: Sequence[bytes], joined: Collection[int]) -> Sequence[int]:
             with self._state.lock:
-                return policy_order(self._state, state.policy, blocks, PrefixView(state.tree, after), joined)
+                return policy_order(self._state, learned.policy, blocks, PrefixView(learned.tree, after), joined)
 
         if len(own) > MOST_REQUESTS:
-            return self._plan_scope(own, state, [MergePlanner(seconds_per_block=0)], None, no_progress, note_tokens)
-        return plan_window(own, _LockedTree(state.tree, self._state.lock), order, note_tokens)
+            return self._plan_scope(own, learned, [MergePlanner(seconds_per_block=0)], None, no_progress, note_tokens)
+        return plan_window(own, _LockedTree(learned.tree, self._state.lock), order, note_tokens)
 
     def _plan_scope(
         self,
         requests: Sequence[BatchRequest],
-        state: ScopeState,
+        learned: _Learned,
         planners: Sequence[BatchPlanner],
         capacity_tokens: int | None,
         progress: Progress,
@@ -99,19 +103,20 @@ class BatchSession:
         from warmprefix.batch.scope_plan import plan_scope
 
         with self._state.lock:
-            tree = state.tree.copy()
+            tree = learned.tree.copy()
         return plan_scope(
-            requests, planners, tree, capacity_tokens, progress, note_tokens=note_tokens, reader=state.reader
+            requests, planners, tree, capacity_tokens, progress, note_tokens=note_tokens, reader=learned.reader
         )
 
     def _plan(
         self,
         owner: Any,
         requests: Sequence[BatchRequest],
-        plan_own: Callable[[Sequence[BatchRequest], ScopeState, NoteTokens], ScopePlan],
+        plan_own: Callable[[Sequence[BatchRequest], _Learned, NoteTokens], ScopePlan],
         capacity_tokens: int | None,
         common: Scope,
         preamble: str | None,
+        choose: Choice | None,
     ) -> BatchPlan:
         """Plan the requests of each scope by themselves, and count them as planned.
 
@@ -122,38 +127,52 @@ class BatchSession:
             capacity_tokens: The size of the cache that the plan assumes.
             common: The scope of the requests without a tenant.
             preamble: The text in front of every context.
+            choose: Which candidates may be fed; None if all blocks are.
         """
-        from warmprefix.batch import SharedWording, planned_requests
+        from warmprefix.batch import planned_requests
+        from warmprefix.batch.choosing import candidates_of, feedings
         from warmprefix.batch.plan import BatchPlan
         from warmprefix.batch.primes import planned_primes
         from warmprefix.batch.scope_plan import bound_of_all
 
+        candidates = (
+            {}
+            if choose is None
+            else {
+                request.id: candidates_of(request, choose, partial(self._state.metrics.degrade, "choice"))
+                for request in requests
+            }
+        )
         with self._state.lock:
             batch_id = self._state.open_plans.new_id()
         scoped: dict[Scope, list[BatchRequest]] = {}
         for request in requests:
             scoped.setdefault(common._replace(tenant=request.tenant), []).append(request)
-            recorded = distinct_blocks(request.blocks)[0]
-            self._state.metrics.record_request(recorded, None, request.tenant, common.model, preamble)
+            if choose is None:
+                recorded = distinct_blocks(request.blocks)[0]
+                self._state.metrics.record_request(recorded, None, request.tenant, common.model, preamble)
         planned: list[PlannedRequest] = []
         scopes: list[Scope] = []
         bounds: list[Bound] = []
         total_tokens = 0
         for scope, own in scoped.items():
-            distinct: dict[bytes, ContextBlock] = {}
-            for block in (block for request in own for block in request.blocks if not block.is_blank):
-                distinct.setdefault(block.fingerprint, block)
-            with self._state.lock:
-                state = self._state.use(scope)
-                labels = dict[bytes, str]()
-                if has_labels(self._state.writer.choose(None, scope.model)):
-                    labels = dict(zip(distinct, state.labels.labels(list(distinct.values())), strict=True))
-            wording = SharedWording(scope, labels, self._state.writer, preamble, state.cache_salt)
-            plan = plan_own(own, state, _note_tokens(own, wording))
-            planned += planned_requests(own, plan, wording, batch_id, len(planned))
+            plan_fed = partial(self._plan_fed, scope, own, plan_own, preamble)
+            if choose is None:
+                its = plan_fed(None)
+            else:
+                listed = [candidates[request.id] for request in own]
+                its = min(map(plan_fed, feedings(listed, choose)), key=_cost)
+            planned += planned_requests(own, its.plan, its.wording, batch_id, len(planned), its.places, candidates)
             scopes += [scope] * len(own)
-            bounds.append(plan.bound)
-            total_tokens += plan.total_tokens
+            bounds.append(its.plan.bound)
+            total_tokens += its.plan.total_tokens
+        places = {request.id: place for place, request in enumerate(planned)}
+        if choose is not None:
+            for request in requests:
+                blocks, id = candidates[request.id].blocks, planned[places[request.id]].plan_id
+                self._state.metrics.record_request(
+                    blocks, None, request.tenant, common.model, preamble, k=choose.k, request=id
+                )
         saved_tokens = sum([request.saved_tokens for request in planned])
         note_tokens = sum([request.note_tokens for request in planned])
         reordered = sum([list(request.order) != sorted(request.order) for request in planned])
@@ -169,7 +188,6 @@ class BatchSession:
             counts["note_tokens"] += note_tokens
             counts["blank_blocks"] += blank
         bound = bound_of_all(bounds)
-        places = {request.id: place for place, request in enumerate(planned)}
         return BatchPlan(
             id=batch_id,
             requests=tuple(planned),
@@ -186,6 +204,61 @@ class BatchSession:
             checkpoints=checkpoints,
             primes=planned_primes(planned, checkpoints),
         )
+
+    def _plan_fed(
+        self,
+        scope: Scope,
+        requests: Sequence[BatchRequest],
+        plan_own: Callable[[Sequence[BatchRequest], _Learned, NoteTokens], ScopePlan],
+        preamble: str | None,
+        places: Sequence[Sequence[int]] | None,
+    ) -> _PlannedScope:
+        """Plan the blocks of one scope's requests at some places; at all if these are None."""
+        from warmprefix.batch import SharedWording
+
+        if places is not None:
+            requests = [
+                replace(request, blocks=tuple([request.blocks[place] for place in own]))
+                for request, own in zip(requests, places, strict=True)
+            ]
+        distinct: dict[bytes, ContextBlock] = {}
+        for block in (block for request in requests for block in request.blocks if not block.is_blank):
+            distinct.setdefault(block.fingerprint, block)
+        with self._state.lock:
+            state = self._state.use(scope)
+            source = state if places is None else state.choices()
+            labels = dict[bytes, str]()
+            if has_labels(self._state.writer.choose(None, scope.model)):
+                labels = dict(zip(distinct, state.labels.labels(list(distinct.values())), strict=True))
+        wording = SharedWording(scope, labels, self._state.writer, preamble, state.cache_salt)
+        note_tokens = _note_tokens(requests, wording)
+        plan = plan_own(requests, _Learned(source.tree, source.policy, state.reader), note_tokens)
+        return _PlannedScope(plan, wording, note_tokens, places)
+
+
+class _Learned(NamedTuple):
+    """What a scope has learned."""
+
+    tree: PrefixTree[bytes]
+    policy: OrderingPolicy
+    reader: PositionProfile | None
+
+
+class _PlannedScope(NamedTuple):
+    """A plan of one scope's requests."""
+
+    plan: ScopePlan
+    wording: SharedWording
+    note_tokens: NoteTokens
+    places: Sequence[Sequence[int]] | None
+    """The places of the blocks that each request is fed; None for all."""
+
+
+def _cost(planned: _PlannedScope) -> tuple[int, int]:
+    """Return the tokens that requests compute, with notes; of equal costs, that of more evidence is less."""
+    plan, places = planned.plan, planned.places or ()
+    notes = sum([planned.note_tokens(*placed) or 0 for placed in plan.placed])
+    return plan.total_tokens - sum([served.tokens for served in plan.served]) + notes, -sum(map(len, places))
 
 
 def _note_tokens(requests: Sequence[BatchRequest], wording: SharedWording) -> NoteTokens:

@@ -202,6 +202,7 @@ class ContextPlanner:
         time_budget: float | None = None,
         device: Device = "auto",
         progress: Progress | None = None,
+        choose: Choice | None = None,
     ) -> BatchPlan:
         """Arrange requests that are all available before the first one runs.
 
@@ -222,14 +223,17 @@ class ContextPlanner:
             device: Where distances and overlaps are computed: `"cpu"`, `"cuda"` (extra `gpu`), or `"auto"` for CUDA
                 where it is available and pays.
             progress: Called with the name of a stage, its steps done, and all its steps.
+            choose: As for `plan`, but in place of blocks that the engine holds, requests may be fed those that they
+                share with others of the batch, if it computes less that way.
 
         Raises:
             MissingExtraError: The planner or the device needs a package that is not installed.
             ValueError: Two requests have one id; an unknown planner or device; a bound below 1; a negative budget;
-                more requests than `"context-index"` can hold; or your own planner omits or repeats a context or block.
+                more requests than `"context-index"` can hold; your own planner omits or repeats a context or block; or,
+                with `choose`, as for `plan`.
         """
         return self._batches.plan_batch(
-            self, requests, planner, capacity_tokens, model, preamble, time_budget, device, progress
+            self, requests, planner, capacity_tokens, model, preamble, time_budget, device, progress, choose
         )
 
     def commit(
