@@ -208,7 +208,7 @@ def _plan_piece(table: pa.Table, planning: DatasetPlanning) -> PiecePlan:
 
 
 def _identity(block: ContextBlock) -> object:
-    return block.fingerprint, block.id, block.tokens, block.pinned, block.follows
+    return block.fingerprint, block.id, block.tokens, block.score, block.pinned, block.follows
 
 
 def write_plan(

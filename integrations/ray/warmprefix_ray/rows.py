@@ -26,8 +26,8 @@ ReadRequest = Callable[[Mapping[str, Any]], BatchRequest]
 def request_of_row(row: Mapping[str, Any]) -> BatchRequest:
     """Return the request of a row with the columns `id` and `blocks`.
 
-    `blocks` is a list of texts, or of structs with `text`, and optionally `id`, `tokens`, `pinned` and `follows`. The
-    columns `question`, `tenant` and `order_locked` are optional.
+    `blocks` is a list of texts, or of structs with `text`, and optionally `id`, `tokens`, `score`, `pinned` and
+    `follows`. The columns `question`, `tenant` and `order_locked` are optional.
 
     Raises:
         KeyError: A column is missing.
@@ -47,7 +47,7 @@ def request_of_row(row: Mapping[str, Any]) -> BatchRequest:
 def _block(fields: Mapping[str, Any]) -> ContextBlock:
     if not isinstance(fields, Mapping):
         raise TypeError(f"a block must be a text or a struct with a text, got {type(fields).__name__}")
-    names = ("id", "tokens", "pinned", "follows")
+    names = ("id", "tokens", "score", "pinned", "follows")
     return ContextBlock(fields["text"], **{name: fields.get(name) for name in names})
 
 
