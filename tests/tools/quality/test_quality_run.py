@@ -88,6 +88,36 @@ def test_instructions_and_examples_are_in_every_prompt(
     assert "could not be read" in run(*arguments(reader, tmp_path / "b", "--system", text)).stderr
 
 
+def test_answers_that_a_choice_loses_are_reported(reader: EmulatorServer, run: Run, tmp_path: Path) -> None:
+    made_up = list(made_up_questions(96))
+    data, lines = tmp_path / "questions.jsonl", []
+    for number, question in enumerate(made_up):
+        topic = made_up[48 * (number // 48) : 48 * (number // 48 + 1)]
+        others = {text: None for each in topic for text in each.passages if text not in question.passages}
+        gold = question.passages[question.gold[0]]
+        first = [*[text for text in question.passages if text != gold], gold]  # in the place that it may leave
+        scores = [10.0] * 3 + [8.0] * 9
+        found = [{"text": text, "score": score} for text, score in zip([*first, *others], scores, strict=False)]
+        asked = {"question": question.question, "answers": question.answers, "passages": first, "gold": [7]}
+        lines.append(json.dumps({**asked, "candidates": found}))
+    data.write_text("\n".join(lines))
+    file = tmp_path / "answers"
+    done = run(*arguments(reader, file, "--data", data, "--arms", "chosen,extra,chance"))
+    assert done.returncode == 0
+    report = run("quality", "report", file, "--json", tmp_path / "json")
+    arms = {arm["arm"]: arm for arm in json.loads((tmp_path / "json").read_text())["arms"]}
+    assert arms["relevance"]["other_evidence"] == 0
+    for name in ("chosen", "chance"):
+        assert arms[name]["other_evidence"] == arms["chosen"]["other_evidence"] > 10
+        assert f"{name}: {arms[name]['other_evidence']} of 96 questions have other evidence." in report.stdout
+        assert arms[name]["comparison"]["losses"] > 0
+        assert arms[name]["comparison"]["wins"] == 0
+    assert arms["extra"]["other_evidence"] > 10
+    assert arms["extra"]["comparison"]["losses"] == 0
+    refused = run(*arguments(reader, tmp_path / "b", "--arms", "chosen"))
+    assert (refused.returncode, "need questions with candidates" in refused.stderr) == (2, True)
+
+
 def questions_file(folder: Path) -> Path:
     file = folder / "questions.jsonl"
     file.write_text(json.dumps({"question": "Why?", "answers": [], "passages": ["a"]}))
