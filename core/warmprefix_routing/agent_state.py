@@ -10,15 +10,17 @@ from itertools import islice
 from typing import NamedTuple
 
 from warmprefix.blocks import ContextBlock
+from warmprefix.choice import Candidates
 from warmprefix.ordering import runs_of
 from warmprefix.plan import ContextPlan
 from warmprefix.residency import EngineReport
+from warmprefix_routing.agent_cache import AgentCache, HeldBlock, RecentReads
 from warmprefix_routing.assignments import AssignedBlock, Assignment, Holding
 from warmprefix_routing.balance import BlockItem, Candidate, Placing, share_out
 from warmprefix_routing.members import Agent, Member, check_range
 from warmprefix_routing.tenants import TenantState
 
-__all__ = ["AgentBounds", "AgentCache", "AgentTenant", "AgentView", "Booking", "Bookings"]
+__all__ = ["AgentBounds", "AgentTenant", "AgentView", "Booking", "Bookings"]
 
 _KV_BLOCK = 32
 """Tokens. Engines count whole KV blocks, so the cached part may end this much before the end of a context block."""
@@ -31,82 +33,8 @@ _CHAT, _CHAT_AGENT, _CHAT_BLOCK, _CHAT_COPY = 750, 60, 250, 10
 """Per conversation, per agent in it, per block in it, and per agent that read this block there."""
 _OPEN, _BOOKING = 450, 380
 """Per open assignment, and per block in it."""
-
-
-@dataclass(eq=False, slots=True)
-class HeldBlock:
-    """A block from when it enters a cache until it leaves; when it returns, a new object stands for it."""
-
-    tokens: int
-    used: int
-    """Number of its last use."""
-    read: int = 0
-    """Number of the last use that the engine has certainly read; 0 if there was none."""
-    pending: int = 0
-    """Number of uses that may still be read or taken back."""
-
-
-class AgentCache:
-    """The blocks that an engine is predicted to hold right behind the preamble, for one tenant.
-
-    Bounded in tokens and in number; the least recently used block leaves first, as in the engine.
-
-    >>> cache = AgentCache(capacity_tokens=100)
-    >>> for key, tokens in ((b"A", 60), (b"B", 30), (b"C", 40)):
-    ...     block, evicted = cache.use(key, tokens)
-    ...     print(block.used, evicted)
-    1 []
-    2 []
-    3 [b'A']
-    """
-
-    def __init__(self, capacity_tokens: int | None = None, max_blocks: int = 16_384) -> None:
-        self._capacity = math.inf if capacity_tokens is None else capacity_tokens
-        self._max_blocks = max_blocks
-        self.blocks: OrderedDict[bytes, HeldBlock] = OrderedDict()
-        """By fingerprint, least recently used first; to be read only."""
-        self.tokens = 0
-        self._number = 0
-
-    def use(self, key: bytes, tokens: int) -> tuple[HeldBlock, Sequence[bytes]]:
-        """Record that the engine computes or reads a block. O(1), amortised over the evicted blocks.
-
-        Returns the block, whose `used` is the number of this use, counted from 1; and the blocks evicted for it. A
-        block longer than the capacity is evicted at once, after all others.
-        """
-        self._number += 1
-        block = self.blocks.get(key)
-        if block is not None:
-            block.used = self._number
-            self.blocks.move_to_end(key)
-            return block, ()
-        block = self.blocks[key] = HeldBlock(tokens, self._number)
-        self.tokens += tokens
-        evicted: list[bytes] = []
-        while len(self.blocks) > self._max_blocks or self.tokens > self._capacity:
-            oldest, gone = self.blocks.popitem(last=False)
-            self.tokens -= gone.tokens
-            evicted.append(oldest)
-        return block, evicted
-
-    def drop(self, key: bytes) -> bool:
-        """Record that the engine lacks a block. True if the block counted as held."""
-        block = self.blocks.pop(key, None)
-        if block is None:
-            return False
-        self.tokens -= block.tokens
-        return True
-
-    def drop_before(self, number: int) -> list[bytes]:
-        """Drop and return all blocks whose last use was before this one."""
-        dropped: list[bytes] = []
-        while self.blocks:
-            oldest = next(iter(self.blocks))
-            if self.blocks[oldest].used >= number:
-                break
-            self.drop(oldest)
-            dropped.append(oldest)
-        return dropped
+_RECENT = 250
+"""Per record of what choices go by."""
 
 
 class AgentView(Candidate):
@@ -206,6 +134,8 @@ class AgentTenant(TenantState):
         self.holders: dict[bytes, list[AgentView]] = {}
         """The agents that hold a block; no list is empty."""
         self.chats: OrderedDict[bytes, _Chats] = OrderedDict()
+        self.recent: RecentReads | None = None
+        """What choices go by; None until the first one."""
         self._clock = 0.0
         """How often all loads were divided by e."""
         self._copies = self._booked = self._chat_bytes = 0
@@ -226,6 +156,7 @@ class AgentTenant(TenantState):
             (self._chat_bytes, self._shorten_oldest_chat),
             (_OPEN * len(self.open) + _BOOKING * self._booked, self._settle_oldest),
             (_BLOCK * len(self.holders) + _COPY * self._copies, self._drop_oldest),
+            (0 if self.recent is None else _RECENT * self.recent.records, self._forget_recent),
         )
 
     def compact(self) -> None:
@@ -248,6 +179,18 @@ class AgentTenant(TenantState):
             self._forget_oldest_read(chats)
         if not chats.readers:
             self.end(conversation)
+
+    def _forget_recent(self, _: int) -> None:
+        self.recent = None
+
+    def choose(self, candidates: Candidates, conversation: str | None) -> Sequence[int]:
+        """Return the indices of the candidates to read, ascending; in a conversation, those of the first ones."""
+        if conversation is not None:
+            return candidates.first
+        if self.recent is None:
+            sizes = [agent.cache.capacity_tokens for agent in self.agents.values()]
+            self.recent = RecentReads(sum(sizes), self._bounds.max_blocks)
+        return self.recent.choose(candidates)
 
     def join(self, member: Member) -> None:
         agent = AgentView(member.spec, self._bounds.max_blocks, self._salt)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import weakref
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from warmprefix.blocks import ContextBlock, as_blocks, distinct_blocks, joined_blocks
+from warmprefix.blocks import ContextBlock, as_blocks, distinct_blocks, evidence_blocks, joined_blocks
+from warmprefix.choice import Candidates, Choice
 from warmprefix.errors import NoAgentError
 from warmprefix.order_sharing import LearnedOrder, NoSharing, OrderSharing
 from warmprefix.plan import ContextPlan, Scope
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
     from warmprefix_redis.settings import SharedSettings
 
 __all__ = ["AgentRouter"]
+
+_log = logging.getLogger("warmprefix")
 
 
 class AgentRouter(Fleet[AgentTenant]):
@@ -81,6 +86,7 @@ class AgentRouter(Fleet[AgentTenant]):
         self._patience = 0.0
         """Seconds that a tenant's first request waits for the newest assignments of other routers."""
         self._sharing_answers = True
+        self._choice_failed = False
         self._arrivals: dict[str | None, threading.Event] = {}
         """Set when the newest assignments of a tenant have been learned."""
         super().__init__(agents, bounds.max_tenants, bounds.max_bytes)
@@ -136,6 +142,7 @@ class AgentRouter(Fleet[AgentTenant]):
         conversation: str | None = None,
         tenant: str | None = None,
         together: bool = False,
+        choose: Choice | None = None,
     ) -> Assignment:
         """Assign each distinct block to one agent.
 
@@ -152,21 +159,36 @@ class AgentRouter(Fleet[AgentTenant]):
                 them is right behind the preamble, so blocks are spread more evenly, which saves less. Within a
                 conversation they follow the agent's chat, where a cached copy is of no use. Neighbours of one source go
                 to one agent; see `follows` of `ContextBlock`.
+            choose: The blocks are candidates, of which some are read: the first ones, or others that score about as
+                well and that agents of this tenant have read lately. `left_out` of the assignment has the others. In
+                a conversation, the first ones are read. See `ContextPlanner.plan`.
 
         Raises:
             NoAgentError: All agents have failed or left.
             TypeError: An argument has another type.
-            ValueError: `agents` is empty, repeats a name, or has an unknown one; or `conversation` is empty.
+            ValueError: `agents` is empty, repeats a name, or has an unknown one; or `conversation` is empty; or a
+                candidate's score can't be used.
         """
         blocks = as_blocks(blocks)
         check_request(conversation, tenant=tenant)
-        distinct, places = distinct_blocks(blocks)
+        distinct, places = distinct_blocks(blocks) if choose is None else evidence_blocks(blocks)
+        candidates = None if choose is None else Candidates.checked(choose, blocks, distinct, places, self._log_choice)
         self.catch_up(tenant)
         with self._lock:
             names = list(self._members) if agents is None else self._available(agents)
             if not names:
                 raise NoAgentError("no agent is available")
-            return self._assign(tenant, conversation, distinct, places, joined_blocks(blocks, places), names, together)
+            if candidates is None:
+                joined = joined_blocks(blocks, places)
+                return self._assign(tenant, conversation, distinct, places, joined, names, together)
+            chosen = self._tenants.use(tenant).choose(candidates, conversation)
+            assignment = self._assign(tenant, conversation, *candidates.feeding(chosen), names, together)
+            return replace(assignment, left_out=candidates.left_out(chosen))
+
+    def _log_choice(self) -> None:
+        level = logging.DEBUG if self._choice_failed else logging.WARNING
+        self._choice_failed = True
+        _log.log(level, "documents are assigned without a function of their choice", exc_info=True)
 
     def catch_up(self, tenant: str | None = None) -> None:
         """Wait for what other routers assigned lately, if nothing of this tenant was assigned here yet.

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from warmprefix.blocks import ContextBlock
+from warmprefix.choice import LeftOut
 
 __all__ = ["AssignedBlock", "Assignment", "Holding", "RouterStats"]
 
@@ -44,6 +45,8 @@ class Assignment:
     """In relevance order, each distinct block once."""
     together: bool = field(repr=False)
     """True if the blocks of one agent stand in one prompt."""
+    left_out: tuple[LeftOut, ...] = field(default=(), repr=False)
+    """The candidates that no agent reads, in relevance order; empty without `choose`."""
 
     @property
     def segments(self) -> dict[str, tuple[ContextBlock, ...]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from warmprefix.ordering.choosing import Exposure, choose_candidates
 from warmprefix.ordering.coaccess import AccessWindow, CoAccessPolicy
 from warmprefix.ordering.policies import (
     BlockView,
@@ -24,6 +25,7 @@ __all__ = [
     "AccessWindow",
     "BlockView",
     "CoAccessPolicy",
+    "Exposure",
     "OrderingPolicy",
     "PositionProfile",
     "PrefixView",
@@ -31,6 +33,7 @@ __all__ = [
     "ServedBlock",
     "SortedPolicy",
     "StatelessPolicy",
+    "choose_candidates",
     "places_of_runs",
     "runs_of",
 ]

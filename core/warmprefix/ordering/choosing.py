@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence, Set
 
-from warmprefix.blocks import ContextBlock
 from warmprefix.choice import Candidates
 from warmprefix.ordering.policies import PrefixView
 from warmprefix.prefix.eviction import TreeNode
@@ -200,10 +199,26 @@ class Exposure:
     def __contains__(self, key: bytes) -> bool:
         return key in self._passages
 
-    def seldom_chosen(self, blocks: Sequence[ContextBlock], indices: Iterable[int], most: float) -> list[int]:
-        """Return the indices of the blocks that entered by choice in at most this share of the requests."""
-        seen, limit = self._passages, most * (self._requests + FIRST_REQUESTS * self._weight)
-        return [i for i in indices if (counts := seen.get(blocks[i].fingerprint)) is None or counts[1] <= limit]
+    def allowed(self, candidates: Candidates) -> tuple[list[int], set[int]]:
+        """Return `may_enter` and `may_leave` of `choose_candidates`."""
+        choice, blocks, places, k = candidates.choice, candidates.blocks, candidates.places, candidates.k
+        seen, limit = self._passages, choice.most * (self._requests + FIRST_REQUESTS * self._weight)
+        may_enter = [
+            i
+            for place in places[k : candidates.reach]
+            for i in place
+            if (counts := seen.get(blocks[i].fingerprint)) is None or counts[1] <= limit
+        ]
+        least = -choice.within * LEAVING_SHARE
+        # A passage that was never fed is likelier the answer to a new question, and so each passage is fed once.
+        may_leave = {
+            i
+            for p in range(min(choice.kept, k), k)
+            if candidates.losses[p] >= least
+            for i in places[p]
+            if blocks[i].fingerprint in seen
+        }
+        return may_enter, may_leave
 
     @property
     def passages(self) -> int:

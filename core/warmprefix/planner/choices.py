@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from warmprefix.choice import Candidates
 from warmprefix.order_sharing import LearnedOrder
 from warmprefix.ordering import OrderingPolicy, PrefixView, ServedBlock
-from warmprefix.ordering.choosing import LEAVING_SHARE, Exposure, choose_candidates
+from warmprefix.ordering.choosing import Exposure, choose_candidates
 from warmprefix.plan import ContextPlan
 from warmprefix.prefix import PrefixTree
 
@@ -33,19 +33,7 @@ class ScopeChoices:
 
     def choose(self, candidates: Candidates, in_flight: Sequence[Sequence[bytes]]) -> list[int]:
         """Return the indices of the candidates to feed, ascending."""
-        choice, blocks, places, k = candidates.choice, candidates.blocks, candidates.places, candidates.k
-        beyond = [i for place in places[k : candidates.reach] for i in place]
-        may_enter = self.exposure.seldom_chosen(blocks, beyond, choice.most)
-        least = -choice.within * LEAVING_SHARE
-        # A passage that was never fed is likelier the answer to a new question, and so each passage is fed once.
-        may_leave = {
-            i
-            for p in range(min(choice.kept, k), k)
-            if candidates.losses[p] >= least
-            for i in places[p]
-            if blocks[i].fingerprint in self.exposure
-        }
-        return choose_candidates(candidates, PrefixView(self.tree, (), in_flight), may_enter, may_leave)
+        return choose_candidates(candidates, PrefixView(self.tree, (), in_flight), *self.exposure.allowed(candidates))
 
     def learn(self, order: LearnedOrder, plan: ContextPlan | None) -> None:
         """Learn an order that a model saw; others' orders have no plan. May raise what a policy does."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from warmprefix_routing.agent_state import AgentCache
+from warmprefix_routing.agent_cache import AgentCache
 
 KEYS = st.integers(0, 9).map(lambda number: bytes([number]))
 
