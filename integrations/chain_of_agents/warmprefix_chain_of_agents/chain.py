@@ -10,12 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, closing
 from typing import Any, get_args
 
-from warmprefix import ContextPlanner, MissingExtraError
+from warmprefix import Choice, ContextPlanner, MissingExtraError
 from warmprefix.errors import check_count, check_names
 from warmprefix_chain_of_agents.agents import Manager, Speaker, Worker
 from warmprefix_chain_of_agents.bridge import iterate
 from warmprefix_chain_of_agents.crew import Crew
-from warmprefix_chain_of_agents.documents import as_blocks
+from warmprefix_chain_of_agents.documents import as_blocks, as_list, candidates_of, check_choice
 from warmprefix_chain_of_agents.memory import ChatMemory, InMemoryChats
 from warmprefix_chain_of_agents.prompts import Prompts
 from warmprefix_chain_of_agents.results import ChainAnswer, ChainProgress
@@ -69,6 +69,7 @@ class ChainOfAgents:
         together: bool | None = None,
         order_locked: bool = False,
         pinned: PinRule[Any] | None = None,
+        choose: Choice | None = None,
         concurrency: int = 16,
         timeout: float | None = 120.0,
         retries: Retries | None = None,
@@ -96,6 +97,10 @@ class ChainOfAgents:
                 documents of one prompt that follow each other in the list and in their source stay in order.
             pinned: Documents to keep at an end of their prompt: the metadata key of `"start"` or `"end"`, or a function
                 that returns one of them or None.
+            choose: Which of the documents are read, if more are given than agents are to read: the first `k`, or others
+                that score about as well and that agents have read lately. In a conversation, the first `k`. Scores are
+                those of blocks and nodes, or in the metadata of LangChain's documents, as `relevance_score`; without
+                usable ones the first `k` are read. `version` and `twins` get the documents as they were given.
             concurrency: Most requests to workers at the same time, of one run.
             timeout: Seconds for one attempt, from sending it to the end of its answer; None leaves it to the clients,
                 whose own time-outs, such as for connecting, hold in any case.
@@ -130,6 +135,7 @@ class ChainOfAgents:
         for name, choice, choices in (("mode", mode, Mode), ("on_failure", on_failure, OnFailure)):
             if choice not in get_args(choices):
                 raise ValueError(f"{name} must be {' or '.join(map(repr, get_args(choices)))}, got {choice!r}")
+        check_choice(choose, order_locked=order_locked)
         check_count("concurrency", concurrency)
         check_count("max_chat_tokens", max_chat_tokens)
         if timeout is not None and not 0 < timeout < math.inf:
@@ -159,6 +165,7 @@ class ChainOfAgents:
         self.planner = self._setup.planner
         """Arranges each prompt's documents; an agent's name stands for the model."""
         self._pinned = pinned
+        self._choose = choose
         self._on_progress = on_progress
         self._progress_failed = False
 
@@ -262,12 +269,14 @@ class ChainOfAgents:
         check_names(conversation=conversation, tenant=tenant)
         if conversation == "":
             raise ValueError("conversation must not be empty, got ''")
-        blocks = as_blocks(documents, self._pinned)
+        listed = as_list(documents)
+        blocks = as_blocks(listed, self._pinned)
+        choose, blocks = candidates_of(self._choose, listed, blocks)
         read = [block for block in blocks if block.text.strip()]
         if not read:
             given = f"{len(blocks)} blank" if blocks else "none"
             raise ValueError(f"documents must be one or more that are not blank, got {given}")
-        return ChainQuestion(question, read, conversation, tenant)
+        return ChainQuestion(question, read, conversation, tenant, choose)
 
     def _report(self, progress: ChainProgress) -> None:
         if self._on_progress is None:

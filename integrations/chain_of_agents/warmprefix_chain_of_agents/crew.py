@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 
-from warmprefix import ContextBlock
+from warmprefix import Choice, ContextBlock
 from warmprefix.errors import EngineError
 from warmprefix.forks import fork_safe_lock
 from warmprefix_chain_of_agents.agents import Worker
@@ -80,18 +80,21 @@ class Crew:
         tenant: str | None,
         *,
         together: bool,
+        choose: Choice | None = None,
     ) -> Assignment | None:
         """Share blocks out over the live ones among some workers; None without any."""
         names = [name for name in self.live() if name in among]
         if not names:
             return None
         try:
-            return self.router.assign(blocks, names, conversation=conversation, tenant=tenant, together=together)
+            return self.router.assign(
+                blocks, names, conversation=conversation, tenant=tenant, together=together, choose=choose
+            )
         except (EngineError, ValueError):
             if set(names) <= set(self.live()):
                 raise
         # A worker has left or failed meanwhile.
-        return self.assign(blocks, among, conversation, tenant, together=together)
+        return self.assign(blocks, among, conversation, tenant, together=together, choose=choose)
 
     def _join(self, name: str) -> None:
         worker = self.workers[name]

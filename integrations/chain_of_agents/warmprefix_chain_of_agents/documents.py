@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import itertools
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from warmprefix import ContextBlock
+from warmprefix import Choice, ContextBlock
+from warmprefix_requests.choices import usable_choice
 from warmprefix_requests.neighbours import PinRule, SourcePlace, neighbours, pin_of
 
-__all__ = ["as_blocks", "as_list", "as_plain", "has_value", "value_of"]
+__all__ = ["as_blocks", "as_list", "as_plain", "candidates_of", "check_choice", "has_value", "value_of"]
 
+_log = logging.getLogger("warmprefix")
+_unscored = itertools.count()
+
+_SCORE_KEY = "relevance_score"
 _FIELDS = ("text", "id", "tokens", "score", "pinned")
 """Fields of a block in its plain form, besides the one that it follows."""
 
@@ -44,8 +51,37 @@ def as_blocks(documents: Any, pinned: PinRule[Any] | None = None) -> list[Contex
     for i, before in enumerate(followed):
         if before is not None:
             block = blocks[i]
-            blocks[i] = ContextBlock(block.text, block.id, pinned=block.pinned, follows=blocks[before])
+            block = ContextBlock(block.text, block.id, score=block.score, pinned=block.pinned, follows=blocks[before])
+            blocks[i] = block
     return blocks
+
+
+def check_choice(choose: object, *, order_locked: bool) -> None:
+    """Check the options of an object that hands out documents.
+
+    Raises:
+        TypeError: `choose` is no `Choice`.
+        ValueError: The order is locked, which leaves no choice.
+    """
+    if choose is not None and not isinstance(choose, Choice):
+        raise TypeError(f"choose must be a Choice or None, got {type(choose).__name__}")
+    if choose is not None and order_locked:
+        raise ValueError("order_locked must be False with choose: a locked order has all documents")
+
+
+def candidates_of(
+    choose: Choice | None, documents: Sequence[Any], blocks: list[ContextBlock]
+) -> tuple[Choice | None, list[ContextBlock]]:
+    """Return the choice among documents and their blocks; without usable scores, None and the first `k`."""
+    if choose is None:
+        return None, blocks
+    usable, first, error = usable_choice(choose, blocks, documents)
+    if usable is not None:
+        return usable, blocks
+    level = logging.WARNING if next(_unscored) == 0 else logging.DEBUG
+    source = f"a block's or node's score, or metadata[{_SCORE_KEY!r}]"
+    _log.log(level, "the first %d documents are read: %s. Scores are %s.", choose.k, error, source)
+    return None, blocks[:first]
 
 
 def as_plain(document: Any) -> Any:
@@ -84,7 +120,17 @@ def _as_block(position: int, document: Any, pinned: PinRule[Any] | None) -> Cont
         raise TypeError(f"documents[{position}] must be a text, a block, a document or a node, got {kind}")
     named = next((name for key in ("id", "node_id", "id_") if (name := _deep(document, key)) is not None), None)
     usable = isinstance(named, str | int) and not isinstance(named, bool)
-    return ContextBlock(text, id=named if usable else None, pinned=pin_of(pinned, document, _metadata(document)))
+    metadata = _metadata(document)
+    pin = pin_of(pinned, document, metadata)
+    return ContextBlock(text, id=named if usable else None, score=_score(document, metadata), pinned=pin)
+
+
+def _score(document: Any, metadata: Mapping[str, Any]) -> float | None:
+    """Return the score of a node, or of a document of LangChain behind a reranker; None without one."""
+    value = value_of(document, "score")
+    with suppress(TypeError, ValueError, OverflowError):
+        return float(metadata.get(_SCORE_KEY) if value is None else value)  # type: ignore[arg-type]
+    return None
 
 
 def _is_plain_block(document: Any) -> bool:

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, NamedTuple, get_args
 
-from warmprefix import Branch, ContextBlock, ContextPlan, ContextPlanner, EngineReport
+from warmprefix import Branch, Choice, ContextBlock, ContextPlan, ContextPlanner, EngineReport
 from warmprefix.errors import NoAgentError
 from warmprefix.forks import fork_safe_lock
 from warmprefix.plan import Placement
-from warmprefix_chain_of_agents.documents import as_blocks, as_list, as_plain, value_of
+from warmprefix_chain_of_agents.documents import as_blocks, as_list, as_plain, candidates_of, check_choice, value_of
 from warmprefix_requests.neighbours import PinRule
 from warmprefix_routing import AgentRouter, Assignment
 
@@ -51,6 +51,7 @@ class FanOut:
         planner: ContextPlanner | None,
         order_locked: bool,
         pinned: PinRule[Any] | None,
+        choose: Choice | None,
         max_open: int,
     ) -> None:
         if not isinstance(router, AgentRouter):
@@ -64,6 +65,7 @@ class FanOut:
         if placement == "tail" and not together:
             why = "as a chat has one prompt per turn"
             raise ValueError(f"together must be True with placement='tail', {why}, got {together!r}")
+        check_choice(choose, order_locked=order_locked)
         if max_open < 1:
             raise ValueError(f"max_open must be 1 or more, got {max_open}")
         self._router = router
@@ -76,6 +78,7 @@ class FanOut:
         """Makes the plans that `planning` yields; an agent's name stands for the model."""
         self._order_locked = order_locked
         self._pinned = pinned
+        self._choose = choose
         self._max_open = max_open
         # Re-entrant: the garbage collector may close a generator that stands in `reading` in the middle of any call.
         self._lock = fork_safe_lock()
@@ -168,14 +171,17 @@ class FanOut:
     def _shared_out(
         self, documents: Any, conversation: str | None, tenant: str | None, without: str | None = None
     ) -> list[Share]:
-        """Assign every document, each to one share."""
+        """Assign every document, each to one share; of candidates, the chosen ones."""
         listed = as_list(documents)
         blocks = as_blocks(listed)
-        assignment = self._assign(blocks, self._names(without), conversation, tenant)
+        # What one agent leaves to others was chosen before.
+        choose, candidates = candidates_of(None if without else self._choose, listed, blocks)
+        assignment = self._assign(candidates, self._names(without), conversation, tenant, choose)
         readers = {assigned.block.fingerprint: assigned.agent for assigned in assignment.blocks}
         shares: OrderedDict[object, tuple[str, list[Any]]] = OrderedDict()
         for document, block in zip(listed, blocks, strict=True):
-            agent = readers[block.fingerprint]
+            if (agent := readers.get(block.fingerprint)) is None:
+                continue
             _, handed = shares.setdefault(agent if self._together else block.fingerprint, (agent, []))
             handed.append(as_plain(document))
         self._keep(assignment, len(shares))
@@ -208,11 +214,18 @@ class FanOut:
         return names
 
     def _assign(
-        self, blocks: Sequence[ContextBlock], agents: list[str] | None, conversation: str | None, tenant: str | None
+        self,
+        blocks: Sequence[ContextBlock],
+        agents: list[str] | None,
+        conversation: str | None,
+        tenant: str | None,
+        choose: Choice | None = None,
     ) -> Assignment:
         # A context that is rebuilt each turn has nothing of earlier turns, except in the cache.
         chat = conversation if self._placement == "tail" else None
-        return self._router.assign(blocks, agents, conversation=chat, tenant=tenant, together=self._together)
+        return self._router.assign(
+            blocks, agents, conversation=chat, tenant=tenant, together=self._together, choose=choose
+        )
 
     def _keep(self, assignment: Assignment, parts: int) -> None:
         with self._lock:

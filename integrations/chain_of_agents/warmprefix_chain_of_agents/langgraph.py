@@ -7,7 +7,7 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
-from warmprefix import ContextPlanner, MissingExtraError
+from warmprefix import Choice, ContextPlanner, MissingExtraError
 from warmprefix.plan import Placement
 from warmprefix_chain_of_agents.documents import has_value, value_of
 from warmprefix_chain_of_agents.fan_out import FanOut, Share
@@ -69,6 +69,7 @@ class GraphFanOut(FanOut):
         planner: ContextPlanner | None = None,
         order_locked: bool = False,
         pinned: PinRule[Any] | None = None,
+        choose: Choice | None = None,
         name: str | None = None,
         max_open: int = 10_000,
     ) -> None:
@@ -88,6 +89,7 @@ class GraphFanOut(FanOut):
             planner: Makes the plans that `planning` yields; one of its own by default.
             order_locked: As for `ChainOfAgents`, like `pinned`.
             pinned: For documents that are no blocks.
+            choose: Which of the documents are read, as for `ChainOfAgents`; the others are in no share.
             name: The edge's name: two that start from one node need different ones.
             max_open: Most assignments that wait to be read; beyond it the oldest is withdrawn.
 
@@ -96,7 +98,7 @@ class GraphFanOut(FanOut):
             ValueError: `carry` names a key of `AgentDocuments`, or `placement`, `together` or `max_open` can't be used.
         """
         agents = None if isinstance(nodes, str) else nodes
-        super().__init__(router, agents, placement, together, planner, order_locked, pinned, max_open)
+        super().__init__(router, agents, placement, together, planner, order_locked, pinned, choose, max_open)
         if isinstance(carry, str):
             raise TypeError(f"carry must be keys of the state, got one str, {carry!r}")
         taken = sorted({*carry} & {*AgentDocuments.__annotations__})

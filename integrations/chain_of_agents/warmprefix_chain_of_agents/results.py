@@ -7,6 +7,7 @@ from dataclasses import astuple, dataclass
 from typing import Literal
 
 from warmprefix import ContextBlock, WarmprefixError
+from warmprefix.choice import LeftOut
 
 __all__ = [
     "AgentReport",
@@ -76,6 +77,8 @@ class ChainAnswer:
     """The report of the manager."""
     skipped: tuple[ContextBlock, ...]
     """Documents that no agent could read, in relevance order."""
+    left_out: tuple[LeftOut, ...] = ()
+    """Candidates that were not read, in relevance order; empty without `choose`."""
 
     @property
     def usage(self) -> Usage:

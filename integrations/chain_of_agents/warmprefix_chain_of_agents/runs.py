@@ -9,7 +9,8 @@ from concurrent.futures import Executor
 from contextlib import nullcontext
 from typing import NamedTuple
 
-from warmprefix import ContextBlock
+from warmprefix import Choice, ContextBlock
+from warmprefix.choice import LeftOut
 from warmprefix_chain_of_agents.agents import Speaker, is_unreachable, refuses_all
 from warmprefix_chain_of_agents.prompts import Unit
 from warmprefix_chain_of_agents.results import (
@@ -83,6 +84,7 @@ class Run:
         """Segments that were neither committed nor abandoned, by place."""
         self._done: list[_Done] = []
         self._skipped: list[ContextBlock] = []
+        self._left_out: tuple[LeftOut, ...] = ()
         self._read = 0
         self._total = 0
 
@@ -112,9 +114,11 @@ class Run:
 
     def _assigned(self) -> list[_Segment]:
         documents = list(dict.fromkeys(self._question.documents))
-        self._total = len(documents)
         self._crew.recover()
-        segments = self._shared_out(documents, self._crew.workers, (), refusals=0)
+        segments = self._shared_out(documents, self._crew.workers, (), refusals=0, choose=self._question.choose)
+        if segments:
+            self._left_out = segments[0].assignment.left_out
+        self._total = len(documents) - len(self._left_out)
         self._report_step("assigned")
         if documents and not segments:
             self._skipped += documents
@@ -122,13 +126,19 @@ class Run:
         return segments
 
     def _shared_out(
-        self, blocks: Sequence[ContextBlock], among: Collection[str], place: tuple[int, ...], refusals: int
+        self,
+        blocks: Sequence[ContextBlock],
+        among: Collection[str],
+        place: tuple[int, ...],
+        refusals: int,
+        choose: Choice | None = None,
     ) -> list[_Segment]:
         """Share the blocks out over these workers, a segment per prompt; empty if no worker is live."""
         conversation, tenant = self._question.conversation, self._question.tenant
         assignment = None
         if blocks:
-            assignment = self._crew.assign(blocks, among, conversation, tenant, together=self._together)
+            together = self._together
+            assignment = self._crew.assign(blocks, among, conversation, tenant, together=together, choose=choose)
         if assignment is None:
             return []
         max_tokens = 3 * self._setup.max_chat_tokens // 4  # the rest is for the other parts of the prompt
@@ -233,7 +243,8 @@ class Run:
             turn = await self._turns.take(manager, prompts.manager_role, (), lambda _: message, on_text)
         except CallFailedError as failed:
             raise ManagerError(_failure(manager, (), failed), reports) from failed.error
-        return ChainAnswer(turn.text, reports, _success(manager, (), turn), tuple(self._in_order(self._skipped)))
+        skipped = tuple(self._in_order(self._skipped))
+        return ChainAnswer(turn.text, reports, _success(manager, (), turn), skipped, self._left_out)
 
     def _in_order(self, blocks: Sequence[ContextBlock]) -> list[ContextBlock]:
         wanted = set(blocks)

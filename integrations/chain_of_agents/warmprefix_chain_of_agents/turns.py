@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from openai import APIStatusError, AsyncOpenAI, BadRequestError
 
-from warmprefix import ContextBlock, ContextPlan, ContextPlanner, EngineReport
+from warmprefix import Choice, ContextBlock, ContextPlan, ContextPlanner, EngineReport
 from warmprefix.plan import Placement
 from warmprefix_chain_of_agents.agents import Manager, Speaker
 from warmprefix_chain_of_agents.crew import Crew
@@ -56,9 +56,11 @@ class ChainQuestion(NamedTuple):
 
     text: str
     documents: Sequence[ContextBlock]
-    """In relevance order; at least one, none of them blank."""
+    """In relevance order; at least one, none of them blank. With `choose`, the candidates."""
     conversation: str | None
     tenant: str | None
+    choose: Choice | None
+    """Which of the documents are read; None for all."""
 
 
 class NoTextError(AnswerError):

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from typing_extensions import Self
 
-from warmprefix import ContextPlanner, MissingExtraError
+from warmprefix import Choice, ContextPlanner, MissingExtraError
 from warmprefix.plan import Placement
 from warmprefix_chain_of_agents.fan_out import FanOut
 from warmprefix_requests.neighbours import PinRule
@@ -86,6 +86,7 @@ class WorkflowFanOut(FanOut):
         planner: ContextPlanner | None = None,
         order_locked: bool = False,
         pinned: PinRule[Any] | None = None,
+        choose: Choice | None = None,
         max_open: int = 10_000,
     ) -> None:
         """Set up the fan-out.
@@ -100,13 +101,14 @@ class WorkflowFanOut(FanOut):
             planner: Makes the plans that `planning` yields; one of its own by default.
             order_locked: As for `ChainOfAgents`, like `pinned`.
             pinned: For documents that are no blocks.
+            choose: Which of the documents are read, as for `ChainOfAgents`; the others are in no share.
             max_open: Most assignments that wait to be read; beyond it the oldest is withdrawn.
 
         Raises:
             TypeError: An argument has another type than the above.
             ValueError: `placement`, `together` or `max_open` can't be used.
         """
-        super().__init__(router, agents, placement, together, planner, order_locked, pinned, max_open)
+        super().__init__(router, agents, placement, together, planner, order_locked, pinned, choose, max_open)
         if not (isinstance(event, type) and issubclass(event, DocumentsAssigned)):
             raise TypeError(f"event must be a class of DocumentsAssigned, got {event!r}")
         self._event = event
