@@ -90,6 +90,51 @@ def test_extra_passages_worked_out_by_hand() -> None:
     assert result.chosen.today_total_tokens == 7_000
 
 
+def test_twins_worked_out_by_hand() -> None:
+    texts: dict[BlockId, str] = {name: f"Guide {name}\nDig. {'Sow. ' * 20}" for name in ("1.0", "2.0", "3.0")}
+    tokens = dict.fromkeys([*texts, "B", "C"], 1_000)
+    requests = (
+        TraceRequest(0, ("1.0", "2.0", "B", "C"), scores=(3.0, 2.5, 2.0, 1.0), gold=("2.0", "B")),
+        TraceRequest(1, ("3.0", "B", "1.0", "C"), scores=(3.0, 2.5, 2.4, 2.3), gold=("3.0",)),
+    )
+    trace = Trace("twins", requests, tokens, texts=texts)
+    result = Replay(Workload(trace, choose=parse_choice("k=3,twins=yes,within=0"))).run_choice(None)
+    assert result.relevance.net_prefilled_tokens == 6_000
+    assert result.chosen.prefilled_tokens == 2_000  # 1.0 and B, twice
+    evidence = result.chosen.evidence
+    assert evidence is not None
+    assert (evidence.fed, evidence.distinct, evidence.exchanged, evidence.extra, evidence.twins) == (4, 2, 0, 0, 2)
+    assert (evidence.gold, evidence.gold_fed, evidence.gold_lost_requests, evidence.gold_twins) == (3, 1, 2, 2)
+    assert result.chance.evidence == evidence
+
+
+def test_the_control_feeds_as_many_passages_as_the_choice(entries: tuple[LibraryEntry, ...]) -> None:
+    retriever = Bm25Retriever([block for entry in entries for block in entry.blocks])
+    texts: dict[BlockId, str] = {}
+    tokens: dict[BlockId, int] = {}
+    requests = []
+    for number, question in enumerate(ask(entries, 150, seed=6)):
+        found: dict[BlockId, float] = {}
+        for place, (block, score) in enumerate(retriever.scored(question.query, 10)):
+            for version in ("3.1", "3.2")[(number + place) % 4 == 0 :]:
+                name = f"{version} {block.fingerprint.hex()}"
+                texts[name], tokens[name] = f"Python {version}\n{block.text}", block.tokens
+                found[name] = score
+        requests.append(TraceRequest(number, tuple(found), scores=tuple(found.values())))
+    workload = Workload(
+        Trace("versions", tuple(requests), tokens, texts=texts), choose=parse_choice(f"k=6,{OPTION},twins=yes")
+    )
+    fed: dict[str, list[int]] = {"chosen": [], "chance": []}
+    result = Replay(workload).run_choice(
+        10_000, observe=lambda arm: lambda request, order: fed.setdefault(arm, []).append(len(order.order))
+    )
+    assert fed["chosen"] == fed["chance"]
+    evidence = result.chosen.evidence
+    assert evidence is not None
+    assert min(evidence.exchanged, evidence.extra, evidence.twins) > 0
+    assert evidence.fed == sum(fed["chosen"])
+
+
 def test_without_a_choice_a_request_feeds_its_own_first_blocks() -> None:
     requests = by_hand(asked(0, "ABCDE", 5, 4, 3, 2, 1, k=2), asked(1, "ABC", 3, 2, 1))
     assert [request.ids for request in Workload(requests).requests] == [("A", "B"), ("A", "B", "C")]

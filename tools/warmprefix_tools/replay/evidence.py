@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from heapq import nlargest
 
 from warmprefix_tools.chance_swaps import chance_swaps
@@ -71,12 +72,23 @@ class ChanceControl:
 
     def observe(self, request: ReplayRequest, order: ContextOrder) -> None:
         """Receive a request of the choice, and draw for it."""
-        assert request.choice is not None
+        choice = request.choice
+        assert choice is not None
         exchanged = len(_positions(order, "exchanged"))
-        scores = [block.score for block in request.blocks if block.score is not None]
-        drawn = {*chance_swaps(scores, request.choice, exchanged, self._random, order.entered - exchanged)}
-        drawn -= _positions(order, "twin", "superseded")
-        self._drawn.append(sorted(drawn))
+        # Each place of a twin or an older version is that of the passage which stands for it.
+        places = {i: i for i in range(len(request.blocks))}
+        for left in order.left_out:
+            if left.reason in ("twin", "superseded"):
+                del places[left.position]
+                if left.instead is not None:
+                    places[left.instead] = min(places[left.instead], left.position)
+        standing = sorted(places, key=places.__getitem__)
+        k = sum([places[i] < choice.k for i in standing])
+        if k < min(choice.k, len(request.blocks)):
+            choice = replace(choice, k=max(k, 1), keep=min(choice.kept, max(k, 1)))
+        scores = [score for i in standing if (score := request.blocks[places[i]].score) is not None]
+        drawn = chance_swaps(scores, choice, exchanged, self._random, order.entered - exchanged)
+        self._drawn.append(sorted([standing[i] for i in drawn]))
 
     def places(self, request: ReplayRequest) -> Sequence[int]:
         """Return the positions drawn for the next request, in the order of `observe`."""

@@ -144,7 +144,9 @@ class Replay:
         drawn = self.run(policy, capacity_tokens, name="chance", observe=observe("chance"), places=chance.places)
         assert chosen.evidence is not None
         assert drawn.evidence is not None
-        same = {name: getattr(chosen.evidence, name) for name in ("exchanged", "extra", "twins", "superseded")}
+        same = {
+            name: getattr(chosen.evidence, name) for name in ("exchanged", "extra", "twins", "superseded", "gold_twins")
+        }
         return ChoiceResult(
             relevance=self.run_arranger(RelevanceArranger(), capacity_tokens, name=TODAY, plans_marks=False),
             first=first,
