@@ -232,11 +232,19 @@ def langchain_agent(base_url: str, model: str, turns: Sequence[Turn], plugin: bo
 
 
 def llamaindex_query_engine(base_url: str, model: str, turns: Sequence[Turn], plugin: bool) -> None:
+    llamaindex_queries(base_url, model, turns, llamaindex_plugin(plugin), PASSAGES)
+
+
+def llamaindex_choosing_engine(base_url: str, model: str, turns: Sequence[Turn], plugin: bool) -> None:
+    """Feed as many passages as without the plugin, out of more."""
+    steps = llamaindex_plugin(plugin, choose=Choice(k=PASSAGES))
+    llamaindex_queries(base_url, model, turns, steps, CANDIDATES if plugin else PASSAGES)
+
+
+def llamaindex_queries(base_url: str, model: str, turns: Sequence[Turn], steps: Sequence[Any], top_k: int) -> None:
     engine_of = import_module("llama_index.core.query_engine").RetrieverQueryEngine.from_args
     engine = engine_of(
-        llamaindex_retriever(turns),
-        llm=llamaindex_model(base_url, model),
-        node_postprocessors=llamaindex_plugin(plugin),
+        llamaindex_retriever(turns, top_k), llm=llamaindex_model(base_url, model), node_postprocessors=steps
     )
     for turn in turns:
         engine.query(turn.question)
@@ -301,7 +309,7 @@ def llamaindex_unlinked_neighbours(base_url: str, model: str, turns: Sequence[Tu
     llamaindex_neighbours(base_url, model, turns, plugin, linked=False)
 
 
-def llamaindex_retriever(turns: Sequence[Turn]) -> Any:
+def llamaindex_retriever(turns: Sequence[Turn], top_k: int = PASSAGES) -> Any:
     schema = import_module("llama_index.core.schema")
     base: Any = import_module("llama_index.core.base.base_retriever").BaseRetriever
     remaining = iter(turns)
@@ -310,13 +318,16 @@ def llamaindex_retriever(turns: Sequence[Turn]) -> Any:
         def _retrieve(self, query_bundle: Any) -> list[Any]:
             turn = next(remaining)
             assert query_bundle.query_str == turn.question
-            return [schema.NodeWithScore(node=schema.TextNode(text=p.text, id_=p.id)) for p in turn.passages]
+            return [
+                schema.NodeWithScore(node=schema.TextNode(text=passage.text, id_=passage.id), score=score)
+                for passage, score in turn.candidates[:top_k]
+            ]
 
     return Ready()
 
 
-def llamaindex_plugin(plugin: bool) -> list[Any]:
-    return [import_module("warmprefix_llamaindex").ContextReusePostprocessor()] if plugin else []
+def llamaindex_plugin(plugin: bool, **options: Any) -> list[Any]:
+    return [import_module("warmprefix_llamaindex").ContextReusePostprocessor(**options)] if plugin else []
 
 
 def llamaindex_model(base_url: str, model: str) -> Any:
@@ -334,6 +345,14 @@ def mem0_system_prompt(base_url: str, model: str, turns: Sequence[Turn], plugin:
     memory = mem0_memory(turns)
     if plugin:
         memory = import_module("warmprefix_mem0").ContextReuseMemory(memory)
+    mem0_chat(base_url, model, turns, memory)
+
+
+def mem0_chosen_memories(base_url: str, model: str, turns: Sequence[Turn], plugin: bool) -> None:
+    """Do the same with as many memories, out of more."""
+    memory = mem0_memory(turns)
+    if plugin:
+        memory = import_module("warmprefix_mem0").ContextReuseMemory(memory, choose=Choice(k=MEMORIES))
     mem0_chat(base_url, model, turns, memory)
 
 
@@ -421,6 +440,10 @@ PARTS: dict[str, tuple[str, Sequence[str], Sequence[Arm]]] = {
         ["llama-index-core"],
         [
             Arm("LlamaIndex query engine: ContextReusePostprocessor", llamaindex_query_engine),
+            Arm(
+                "LlamaIndex query engine: ContextReusePostprocessor with choose=Choice(k=10)",
+                llamaindex_choosing_engine,
+            ),
             Arm("LlamaIndex chat engine: ContextReusePostprocessor", llamaindex_chat_engine),
             Arm("LlamaIndex behind PrevNextNodePostprocessor", llamaindex_neighbours, "standard library"),
             Arm(
@@ -435,6 +458,9 @@ PARTS: dict[str, tuple[str, Sequence[str], Sequence[Arm]]] = {
         ["mem0ai"],
         [
             Arm("Mem0, memories in the system prompt: ContextReuseMemory", mem0_system_prompt),
+            Arm(
+                "Mem0, memories in the system prompt: ContextReuseMemory with choose=Choice(k=10)", mem0_chosen_memories
+            ),
             Arm("Mem0: MemoryChat in place of the system prompt", mem0_memory_chat),
         ],
     ),
