@@ -222,9 +222,17 @@ class Candidates(NamedTuple):
         return sorted([place[0] for place in self.places[: self.k]])
 
     def feeding(self, fed: Sequence[int]) -> tuple[Sequence[ContextBlock], Sequence[tuple[int, ...]], frozenset[int]]:
-        """Return these candidates, their places in the request, and those that stay behind the one before them."""
+        """Return these candidates, their places in the request, and those that stay behind the one before them.
+
+        The most relevant places come first, whichever twin or version stands there, unless that would tear a run.
+        """
         blocks = [self.blocks[i] for i in fed]
-        return blocks, [self.positions[i] for i in fed], joined_blocks(blocks, single_places(len(blocks)))
+        joined = joined_blocks(blocks, single_places(len(blocks)))
+        if len(self.places) < len(self.blocks) and not joined:
+            ranks = {i: rank for rank, place in enumerate(self.places) for i in place}
+            fed = sorted(fed, key=ranks.__getitem__)
+            blocks = [self.blocks[i] for i in fed]
+        return blocks, [self.positions[i] for i in fed], joined
 
     def entered(self, fed: Sequence[int]) -> tuple[int, ...]:
         """Return the positions of the fed candidates whose places relevance alone would not have filled, ascending."""

@@ -149,6 +149,21 @@ def test_the_resident_twin_is_fed_even_of_the_first(tenant: str | None) -> None:
     assert plan.entered == ()
 
 
+def test_a_twin_is_as_relevant_as_the_first() -> None:
+    planner = ContextPlanner(annotate="note")
+    serve(planner, "a2", "x1")
+    plan = planner.plan(docs("a1", "b1", "c1", "a2"), choose=Choice(k=3, twins=True))
+    assert fed(plan) == ["a2", "b1", "c1"]
+    assert plan.order_annotation is None
+
+
+def test_newer_versions_of_a_run_stay_behind_each_other() -> None:
+    old, other, one = docs("a1", "b1", "a2")
+    two = ContextBlock("the next part", "a2", 100, score=-3.0, follows=one.fingerprint)
+    plan = ContextPlanner().plan([old, other, one, two], choose=Choice(k=3, version=version))
+    assert [planned.positions[0] for planned in plan.blocks] == [1, 2, 3]
+
+
 def test_a_path_holds_one_of_twins_at_most() -> None:
     planner = ContextPlanner()
     serve(planner, "a1", "a2", "b1")
