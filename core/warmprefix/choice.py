@@ -93,9 +93,10 @@ class Choice:
             ValueError: A score is missing, no finite number, or better than the one before it.
         """
         places = range(len(scores)) if positions is None else positions
-        for position, score in zip(places, scores, strict=True):
-            if not _is_score(score):
-                raise ValueError(f"candidate {position} must have a finite score to choose by, got {score!r}")
+        if not _are_scores(scores):
+            place = next(i for i, score in enumerate(scores) if not _are_scores([score]))
+            got = f"got {scores[place]!r}"
+            raise ValueError(f"candidate {places[place]} must have a finite score to choose by, {got}")
         sign = 0.25 if self.scores == "similarity" else -0.25  # a quarter, so that no difference overflows
         values = [sign * score for score in map(float, scores)]
         if values != sorted(values, reverse=True):
@@ -112,9 +113,9 @@ class Choice:
         return [0.0 if value == last else math.copysign(math.inf, last - value) for value in values]
 
 
-def _is_score(score: Any) -> bool:
+def _are_scores(scores: Sequence[Any]) -> bool:
     try:
-        return math.isfinite(score) and not isinstance(score, bool)
+        return all(map(math.isfinite, scores)) and bool not in {*map(type, scores)}
     except (TypeError, ValueError, OverflowError):
         return False
 

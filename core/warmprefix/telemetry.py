@@ -285,12 +285,13 @@ class PlannerMetrics:
         counts["reordered_plans"] += [*order] != [*range(len(order))]
         counts["note_tokens"] += plan.note_tokens
         if plan.entered is not None:
-            reasons: Counter[str] = Counter([left.reason for left in plan.left_out])
+            reasons = [left.reason for left in plan.left_out]
+            exchanged = reasons.count("exchanged")
             counts["candidate_blocks"] += len(plan.blocks) + len(plan.left_out)
-            counts["exchanged_blocks"] += reasons["exchanged"]
-            counts["extra_blocks"] += len(plan.entered) - reasons["exchanged"]
-            counts["twin_blocks"] += reasons["twin"]
-            counts["superseded_blocks"] += reasons["superseded"]
+            counts["exchanged_blocks"] += exchanged
+            counts["extra_blocks"] += len(plan.entered) - exchanged
+            counts["twin_blocks"] += reasons.count("twin")
+            counts["superseded_blocks"] += reasons.count("superseded")
         if not plan.opens_prompt:  # only then can there be references
             counts["references"] += len(plan.references)
             counts["reference_tokens"] += plan.reference_tokens

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence, Set
+from itertools import accumulate
 
 from warmprefix.choice import Candidates
 from warmprefix.ordering.policies import PrefixView
@@ -35,6 +37,9 @@ def choose_candidates(
         may_enter: The indices of the candidates beyond the first places that may be fed.
         may_leave: The indices of the candidates in the first places that need not be fed.
     """
+    are_free = may_enter and (may_leave or candidates.choice.extra)
+    if not are_free and len(candidates.places) == len(candidates.blocks):
+        return candidates.first
     search = PathSearch(candidates, may_enter, may_leave)
     search.walk_tree(view)
     for order in view.in_flight:
@@ -76,14 +81,17 @@ class PathSearch:
         ]
         self._gains = sorted(gains, reverse=True)
         """What it is worth to leave out each place that may stay empty, the best first."""
-        self._most_gained = sum([gain for gain, _ in gains])
-        self._costs = [(price * losses[p], 1 << i) for p, i in entering]
-        self._enter = sum([bit for _, bit in self._costs])
+        self._least = max(min([tokens[i] for i in may_enter], default=0), 1)
+        self._gained = [*accumulate([gain for gain, _ in self._gains], initial=0.0)]
+        """An upper bound of what so many candidates gain that enter, each of which has the `_least` tokens or more."""
+        self._costs = {1 << i: price * losses[p] for p, i in entering}
+        self._enter = sum(self._costs)
         self._held = sum(masks[:k])
         self._extra = choice.extra
         self._places = k - keep + choice.extra
         self._free = sum(masks[keep:k]) | self._enter
-        self._index = {blocks[i].fingerprint: i for i in [*held, *may_enter]}
+        self._keys = [block.fingerprint for block in blocks]
+        self._index = {self._keys[i]: i for i in [*held, *may_enter]}
         self._saved = {0: 0}
         """The tokens of the first places on each path that was compared."""
         self._first = sum([1 << place[0] for place in places[:k]])
@@ -95,19 +103,22 @@ class PathSearch:
         if (start := view.tree.locate(view.after)) is None:
             return
         index, edges_left = self._index, _EDGES
-        stack: list[tuple[TreeNode[bytes], int, int]] = [(*start, 0)]
+        stack: list[tuple[float, TreeNode[bytes], int, int]] = [(math.inf, *start, 0)]
         while stack and edges_left:
-            node, offset, path = stack.pop()
+            most, node, offset, path = stack.pop()
+            if most <= self.value:
+                continue
             edges_left -= 1
             keys = node.keys[offset:] if offset else node.keys
             path, placed = self.extend(path, keys)
             if placed < len(keys) or not (shared := node.children.keys() & index.keys()):
                 continue
-            most = self._saved[path] + self._most_gained
-            for i, key in sorted([(index[key], key) for key in shared], reverse=True):
-                child = node.children[key]
-                if child.resident and most + child.reach > self.value and not path >> i & 1:
-                    stack.append((child, 0, path))
+            children, saved, gained = node.children, self._saved[path], self._gained
+            for i in sorted([index[key] for key in shared], reverse=True):
+                child = children[self._keys[i]]
+                most = saved + (reach := child.reach) + gained[min(reach // self._least, len(gained) - 1)]
+                if most > self.value and child.resident and not path >> i & 1:
+                    stack.append((most, child, 0, path))
 
     def extend(self, path: int, keys: Sequence[bytes]) -> tuple[int, int]:
         """Return a path with the first `keys` that it may hold, and their number; compare all of its parts."""
@@ -126,33 +137,33 @@ class PathSearch:
                 saved += self._tokens[i]
             path, placed = longer, placed + 1
             self._saved[path] = saved
-            value = self._worth(path)[0] if path & self._enter else saved
+            value = self._worth(path) if path & self._enter else saved
             if value > self.value:
                 self.value, self._best = value, path
         return path, placed
 
-    def _worth(self, path: int) -> tuple[float, int]:
-        """Return the tokens that a path saves, about, and the candidates that are fed with it."""
+    def _worth(self, path: int) -> float:
+        """Return the tokens that a path saves, about; -1 if it has more candidates beyond the places than it may."""
         value: float = self._saved[path]
-        fed, extra = self._first, self._extra
-        for twins in self._twins:
-            if path & twins & self._held:
-                fed = fed & ~twins | path & twins
-        leaving = iter([(gain, mask) for gain, mask in self._gains if not path & mask])
-        for cost, bit in self._costs:
-            if path & bit:
-                gain, left = next(leaving, (0.0, 0))
-                fed = (fed | bit) & ~left
-                if left:
-                    value += gain - cost
-                else:
-                    value += _EXTRA_WORTH
-                    extra -= 1
-        return (value if extra >= 0 else -1.0), fed
+        entering = path & self._enter
+        for gain, mask in self._gains:
+            if not entering:
+                return value
+            if not path & mask:
+                value += gain - self._costs[entering & -entering]
+                entering &= entering - 1
+        extra = entering.bit_count()
+        return value + _EXTRA_WORTH * extra if extra <= self._extra else -1.0
 
     def fed(self) -> list[int]:
         """Return the indices of the candidates to feed, ascending."""
-        fed = self._worth(self._best)[1]
+        path = self._best
+        fed, entering = self._first | path & self._enter, (path & self._enter).bit_count()
+        for twins in self._twins:
+            if path & twins & self._held:
+                fed = fed & ~twins | path & twins
+        for mask in [mask for _, mask in self._gains if not path & mask][:entering]:
+            fed &= ~mask
         return [i for i in range(len(self._tokens)) if fed >> i & 1]
 
 
