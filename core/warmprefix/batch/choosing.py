@@ -73,7 +73,7 @@ def feedings(listed: Sequence[Candidates], choice: Choice) -> Iterator[Sequence[
         stage = replace(choice, extra=extra)
         for i in [*range(len(listed))] * _PASSES:
             candidates, number = listed[i], numbers[i]
-            beyond = {j for place in candidates.places[candidates.k :] for j in place if j in number}
+            beyond = [j for place in candidates.places[candidates.k :] for j in place if j in number]
             tree.add(orders[i], -1)
             fed_to.subtract([number[j] for j in fed[i]])
             entered.subtract([number[j] for j in fed[i] if j in beyond])
