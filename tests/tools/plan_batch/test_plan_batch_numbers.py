@@ -220,3 +220,39 @@ def test_replicas_get_all_requests_in_execution_order(
     assert len(computed) == replicas
     assert f"On {replicas} replicas:" in cut.printed
     assert f"-> {sum(computed):,} on all together" in cut.printed
+
+
+def test_candidates_are_chosen_by_their_scores(
+    tmp_path: Path, topic_lines: Callable[..., list[Line]], write: Write, recount: Recount
+) -> None:
+    lines = topic_lines(k=10)
+    lines = [line | {"scores": [20 - 0.1 * i for i in range(10)]} if "request" in line else line for line in lines]
+    trace = write(tmp_path / "scored.jsonl", lines)
+    first, chosen = PlanBatchRun(trace, "-k", 5), PlanBatchRun(trace, "--choose", "k=5,keep=1,within=1")
+    assert recount(lines, chosen.orders, None) == chosen.numbers["saved_tokens"]
+    assert chosen.numbers["today_saved_tokens"] == first.numbers["today_saved_tokens"]
+    assert chosen.numbers["net_saved_tokens"] > first.numbers["net_saved_tokens"]
+    candidates = {line["request"]: line["blocks"] for line in requests_of(lines)}
+    entered = 0
+    for line in chosen.orders:
+        own = candidates[line["request"]]
+        assert len({*line["order"]}) == 5
+        assert {own[0]} <= {*line["order"]} <= {*own}
+        entered += len({*line["order"]} - {*own[:5]})
+    assert chosen.numbers["entered_blocks"] == entered > 0
+    assert re.search(rf"entered by choice +{entered} blocks", chosen.printed)
+    assert "entered" not in first.printed
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--choose", "keep=1"], "--choose must name k"),
+        (["--choose", "k=3", "-k", "4"], "-k must be left out, because --choose has its own"),
+        (["--choose", "k=3"], "request '0': candidate 0 must have a finite score to choose by, got None"),
+    ],
+)
+def test_choices_that_cannot_be_made_are_refused(trace: Path, options: list[str], message: str) -> None:
+    result = CliRunner().invoke(app, ["plan-batch", str(trace), *options])
+    assert result.exit_code != 0
+    assert message in " ".join((result.output + str(result.exception)).replace("│", " ").split())

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from warmprefix import Choice
 from warmprefix.batch import Device
 from warmprefix.cache_profiles import CacheProfile
 from warmprefix.errors import MissingExtraError
 from warmprefix_baselines import BATCH_PLANNERS
+from warmprefix_tools.choice_option import parse_choice
 from warmprefix_tools.option_checks import check_files, check_least, check_range, output_files
 from warmprefix_tools.replay.replay_options import (
     AnnotateOption,
@@ -43,6 +45,14 @@ class PlanBatchOptions:
         BATCH_PLANNERS[0]
     )
     k: KOption = None
+    choose: Annotated[
+        str | None,
+        Option(
+            metavar="CHOICE",
+            help="Choose among all candidates of a request, so that requests share more: fields of Choice, such as"
+            " k=8,keep=3,extra=2. It needs scores in the trace.",
+        ),
+    ] = None
     limit: Annotated[int | None, Option(help="Requests to plan.", show_default="all")] = None
     capacity_tokens: Annotated[
         str, Option(metavar="SIZE", help="Cache size in tokens, such as 100000 or 500k, or unbounded.")
@@ -76,6 +86,8 @@ class PlanBatchOptions:
         if self.planner not in BATCH_PLANNERS:
             raise ValueError(f"--planner must be one of {', '.join(BATCH_PLANNERS)}; got {self.planner!r}")
         check_least("-k", self.k, 1)
+        if self.choice is not None and self.k is not None:
+            raise ValueError("-k must be left out, because --choose has its own")
         check_least("--limit", self.limit, 1)
         check_least("--replicas", self.replicas, 1)
         check_range("--time-budget", self.time_budget, 0, _MOST_SECONDS)
@@ -93,6 +105,20 @@ class PlanBatchOptions:
             raise ValueError(f"--capacity-tokens takes one size here, without commas; got {self.capacity_tokens!r}")
         (capacity,) = parse_capacities(self.capacity_tokens)
         return capacity
+
+    @property
+    def choice(self) -> Choice | None:
+        """Which candidates may be fed; None without a choice.
+
+        Raises:
+            ValueError: A field is unknown, has another value, or `k` is missing.
+        """
+        if self.choose is None:
+            return None
+        choice = parse_choice(self.choose).of(None)
+        if choice is None:
+            raise ValueError(f"--choose must name k, the number of blocks that relevance feeds; got {self.choose!r}")
+        return choice
 
     @property
     def cache_profile(self) -> CacheProfile | None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from warmprefix import ContextPlanner
 from warmprefix.annotate import has_labels
 from warmprefix.batch import BatchPlan, BatchRequest, BoundKind, PlannedPrime
-from warmprefix.blocks import ContextBlock
+from warmprefix.blocks import ContextBlock, distinct_blocks
 from warmprefix.cache_profiles import CacheProfile
 from warmprefix.errors import MissingExtraError, WarmprefixError
 from warmprefix.plan import ContextPlan
@@ -69,11 +69,12 @@ def run_plan_batch(options: PlanBatchOptions) -> None:
     for file in options.files:
         check_writable(file)
     trace = read_trace(options.trace, options.limit)
-    requests = _batch_requests(trace, options.k)
+    choice = options.choice
+    requests = _batch_requests(trace, options.k if choice is None else choice.k)
     tokenizer = None if options.tokenizer is None else load_tokenizer(options.tokenizer)
     saved_before = _saved_as_they_came(requests, options.capacity)
-    plan = _plan(requests, options, tokenizer)
-    numbers = _Numbers.of(plan, saved_before)
+    plan = _plan(requests if choice is None else _with_candidates(trace), options, tokenizer)
+    numbers = _Numbers.of(plan, requests, saved_before)
     shards = () if options.replicas == 1 else shards_of(plan, options.replicas)
     profile = options.cache_profile
     uses = None if profile is None else _profile_uses(plan, requests, profile)
@@ -85,6 +86,8 @@ def run_plan_batch(options: PlanBatchOptions) -> None:
     console = report_console(options.json_file)
     with standard_output():
         fields = _as_json(plan, numbers, trace.name)
+        if choice is not None:
+            fields["entered_blocks"] = numbers.entered_blocks
         if profile is not None and uses is not None:
             fields["profile"], fields["primes"] = profile.name, len(plan.primes)
             for name, use in zip(("today_profile_use", "profile_use"), uses, strict=True):
@@ -94,7 +97,7 @@ def run_plan_batch(options: PlanBatchOptions) -> None:
                 {"requests": len(shard), "computed_tokens": shard.total_tokens - shard.saved_tokens} for shard in shards
             ]
         write_json(options.json_file, fields)
-        _print_plan(plan, numbers, trace.name, console)
+        _print_plan(plan, numbers, trace.name, console, chooses=choice is not None)
         if shards:
             _print_shards(plan, shards, console)
         if profile is not None and uses is not None:
@@ -111,6 +114,17 @@ def _batch_requests(trace: Trace, k: int | None) -> list[BatchRequest]:
         BatchRequest(place, [blocks[id] for id in first_blocks(request, k)], tenant=request.scope)
         for place, request in enumerate(trace.requests)
     ]
+
+
+def _with_candidates(trace: Trace) -> list[BatchRequest]:
+    """Return the same requests with all of their blocks, and the scores that the trace has."""
+    blocks = {id: trace.block(id) for id in trace.tokens}
+    scored: list[BatchRequest] = []
+    for place, request in enumerate(trace.requests):
+        scores = request.scores or [None] * len(request.blocks)
+        own = [replace(blocks[id], score=score) for id, score in zip(request.blocks, scores, strict=True)]
+        scored.append(BatchRequest(place, own, tenant=request.scope))
+    return scored
 
 
 def _saved_as_they_came(requests: Sequence[BatchRequest], capacity_tokens: int | None) -> int:
@@ -135,9 +149,11 @@ class _Numbers:
     note_tokens: int
     net_saved_tokens: int
     """Tokens that need no prefill any more, less those of labels and notes; negative for a loss."""
+    entered_blocks: int
+    """Candidates that are fed, but would not be by relevance alone."""
 
     @classmethod
-    def of(cls, plan: BatchPlan, saved_before: int) -> Self:
+    def of(cls, plan: BatchPlan, requests: Sequence[BatchRequest], saved_before: int) -> Self:
         saved_note_tokens = 0
         note_tokens = 0
         for request in plan:
@@ -145,8 +161,10 @@ class _Numbers:
             note_tokens += planned.note_tokens
             if has_labels(planned.annotation):
                 saved_note_tokens += _found_label_tokens(planned, request.wording.writer)
-        net = plan.saved_tokens - saved_before - (note_tokens - saved_note_tokens)
-        return cls(saved_before, plan.total_tokens - saved_before, note_tokens, net)
+        total_before = sum(block.tokens for request in requests for block in distinct_blocks(request.blocks)[0])
+        net = total_before - saved_before - (plan.total_tokens - plan.saved_tokens) - (note_tokens - saved_note_tokens)
+        entered = sum(len(request.entered or ()) for request in plan)
+        return cls(saved_before, total_before - saved_before, note_tokens, net, entered)
 
     @property
     def prefill_change(self) -> float:
@@ -182,6 +200,7 @@ def _plan(requests: Sequence[BatchRequest], options: PlanBatchOptions, tokenizer
                 capacity_tokens=options.capacity,
                 time_budget=options.time_budget,
                 device=options.device,
+                choose=options.choice,
                 progress=lambda stage, done, total: progress.update(
                     task, description=stage, completed=done, total=total
                 ),
@@ -236,18 +255,20 @@ def _print_uses(plan: BatchPlan, uses: tuple[CacheUse, CacheUse], profile: Cache
         console.print(Text(f"with {counted(len(plan.primes), 'prime')}, whose tokens are counted"))
 
 
-def _print_plan(plan: BatchPlan, numbers: _Numbers, trace: str, console: Console) -> None:
+def _print_plan(plan: BatchPlan, numbers: _Numbers, trace: str, console: Console, *, chooses: bool) -> None:
     """Print what the plan of a trace saves, net of notes, of the most that any plan could save."""
     bounded = plan.capacity_tokens is not None
     cache = f"a cache of {plan.capacity_tokens:,} tokens" if bounded else "a cache without bounds"
     total = max(plan.total_tokens, 1)
+    before = max(numbers.saved_before + numbers.prefilled_before, 1)
     console.print(Text(f"{visible(trace)}: {counted(len(plan), 'request')}, {cache}", style="bold"))
     table = plain_table("", "", left=[""])
     for name, value in (
         ("planner", plan.planner),
-        ("gross hit ratio", f"{numbers.saved_before / total:.1%} as they came -> {plan.hit_ratio:.1%} planned"),
+        ("gross hit ratio", f"{numbers.saved_before / before:.1%} as they came -> {plan.hit_ratio:.1%} planned"),
         ("tokens saved", f"{plan.saved_tokens:,} of {plan.total_tokens:,}"),
         ("labels and notes", f"{numbers.note_tokens:,} tokens"),
+        *([("entered by choice", counted(numbers.entered_blocks, "block"))] if chooses else []),
         ("net saved", _net(numbers, plan.planner)),
         ("upper bound", f"{plan.upper_bound:,} ({plan.upper_bound / total:.1%}), {BOUNDS[plan.bound]}"),
         ("planned in", f"{plan.seconds:,.2f} s on {plan.device}"),
