@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -13,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from warmprefix.batch import BatchPlan, BatchRequest, PlannedRequest
-from warmprefix.blocks import ContextBlock
+from warmprefix.blocks import ContextBlock, evidence_blocks
+from warmprefix.choice import Choice
 from warmprefix.errors import MissingExtraError, check_count
 from warmprefix.planner import ContextPlanner
 from warmprefix_ray.partitions import outline_of
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PLAN_TYPE", "DatasetPlanning", "PartitionNumbers", "PiecePlan", "plan_pieces", "write_plan"]
 
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _TOO_LARGE = 1.5
 """How many times the wanted number of requests a partition may have before it is planned in pieces."""
 
@@ -84,7 +87,7 @@ class DatasetPlanning:
 
     def digest(self, source: str) -> str:
         """Return eight characters that differ for other rows, numbers and options."""
-        text = json.dumps([source, self.partition_requests, sorted(self.options.items())], default=str)
+        text = json.dumps([source, self.partition_requests, sorted(self.options.items())], default=_without_address)
         return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
 
@@ -192,6 +195,8 @@ def _plan_piece(table: pa.Table, planning: DatasetPlanning) -> PiecePlan:
     for row, request in enumerate(read_rows(table, planning.read)):
         if isinstance(request, str):
             errors[row] = request
+        elif (problem := _problem(request, planning.options.get("choose"))) is not None:
+            errors[row] = problem
         elif request.id in requests:
             errors[row] = f"ValueError: another row of the partition has the id {request.id!r} too"
         else:
@@ -205,6 +210,24 @@ def _plan_piece(table: pa.Table, planning: DatasetPlanning) -> PiecePlan:
             )
     in_order = [requests[id] for id in sorted(requests)]  # the plan must not depend on how Ray wrote the rows
     return PiecePlan(table, planning.make_planner().plan_batch(in_order, **planning.options), rows, errors)
+
+
+def _without_address(value: object) -> str:
+    """Return how a value is shown, which is the same in all processes, also for a choice with functions."""
+    return _ADDRESS.sub("", str(value))
+
+
+def _problem(request: BatchRequest, choice: Choice | None) -> str | None:
+    """Return why nothing can be chosen for a request; None if it can, or need not."""
+    try:
+        if choice is not None and request.order_locked:
+            raise ValueError("choose must be None with order_locked=True")
+        if choice is not None:
+            blocks, places = evidence_blocks(request.blocks)
+            choice.losses([block.score for block in blocks], [place[0] for place in places])
+    except ValueError as error:
+        return f"ValueError: {error}"
+    return None
 
 
 def _identity(block: ContextBlock) -> object:
