@@ -39,7 +39,7 @@ async def test_the_pages_code_runs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     blocks = CODE.findall((ROOT / "docs/batch.md").read_text())
-    assert len(blocks) == 8
+    assert len(blocks) == 9
     printed = []
     with EmulatorServer(INSTANT) as server, OpenAI(base_url=server.base_url, api_key="none") as blocking:
         names: dict[str, Any] = {"model": MODEL, "urls": [server.base_url] * 2}
@@ -52,12 +52,14 @@ async def test_the_pages_code_runs(
                 printed.append(capsys.readouterr().out)
         for replica in names["replicas"]:
             await replica.close()
-    plan, *answers, window = [text for text in printed if text]
+    plan, chosen, *answers, window = [text for text in printed if text]
 
     batch = names["batch"]
     assert {planned.id for planned in batch} == {"q1", "q2", "q3"}
     assert 0 < batch.saved_tokens <= batch.upper_bound
     assert re.search(r"^\d\d% saved, \d\d% at most \([a-z ]+\)$", plan, re.MULTILINE)
+    assert chosen.count("('q") == 2
+    assert chosen.count("LeftOut(") == 1
     assert len(answers) == 3  # from Python, with replicas, from files
     for text in answers:
         assert [line.split()[0] for line in text.splitlines()] == ["q1", "q2", "q3"]

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import random
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warmprefix import ContextBlock, ContextPlanner
+from warmprefix import Choice, ContextBlock, ContextPlanner
 from warmprefix.batch import BatchPlan, BatchRequest
 from warmprefix.prefix.tree import PrefixTree
+from warmprefix_openai import BatchRunner
 from warmprefix_openai.shards import shards_of
 
 
@@ -119,3 +123,23 @@ def test_plans_of_parts_can_be_committed() -> None:
 def test_other_numbers_of_replicas_are_refused(arguments: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match="replicas"):
         shards_of(ContextPlanner().plan_batch(topics(3, 0)), *arguments)
+
+
+def test_chosen_candidates_are_what_the_parts_and_files_hold(tmp_path: Path) -> None:
+    requests = [
+        BatchRequest(request.id, [replace(block, score=9 - i / 10) for i, block in enumerate(request.blocks)])
+        for request in topics(200, 1)
+    ]
+    plan = ContextPlanner().plan_batch(requests, choose=Choice(2, keep=1, within=1))
+    assert any(planned.entered for planned in plan)
+    fed = {planned.id: [block.block.text for block in planned.blocks] for planned in plan}
+    assert all(len(own) == min(2, len(plan[id].request.blocks)) for id, own in fed.items())
+    shards = shards_of(plan, 3)
+    assert {planned.id: [block.block.text for block in planned.blocks] for part in shards for planned in part} == fed
+    assert sum(part.total_tokens for part in shards) == plan.total_tokens
+    (file,) = BatchRunner(plan).write_jsonl(tmp_path / "night.jsonl", "a-model")
+    for line in map(json.loads, file.read_text().splitlines()):
+        content = line["body"]["messages"][-1]["content"]
+        others = {block.text for block in plan[line["custom_id"]].request.blocks} - {*fed[line["custom_id"]]}
+        assert all(text in content for text in fed[line["custom_id"]])
+        assert not any(f"{text}\n" in f"{content}\n" for text in others)
