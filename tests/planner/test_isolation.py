@@ -11,7 +11,7 @@ import asyncio
 import inspect
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from pydantic import SecretStr
 from typer.testing import CliRunner
 
 from redis_servers import Server, wait_until
-from warmprefix import ContextBlock, ContextPlan, ContextPlanner, EngineReport, Scope
+from warmprefix import Choice, ContextBlock, ContextPlan, ContextPlanner, EngineReport, Scope
 from warmprefix.batch.plan import BatchPlan, BatchRequest
 from warmprefix.order_sharing import LearnedOrder, NoSharing, OrderSharing
 from warmprefix.plan import Touch
@@ -49,6 +49,7 @@ VICTIM = Conversation("acme", "chat-42")
 WITNESS = "witness"
 AGENTS = ["a", "b", "c"]
 SALT_KEY = b"a secret"
+CHOOSE = Choice(2, keep=1, within=9, extra=1, most=1, twins=True)
 
 ATTACKERS = {
     "another tenant": Conversation("evil", "chat-42"),
@@ -138,6 +139,9 @@ def live(world: World) -> Loot:
         with planner.planning([blocks[i] for i in order], tenant=tenant) as plan:
             planned.append(plan)
             planner.touches(plan.scope)
+    for start in (0, 2, 1):
+        with planner.planning(scored(blocks[start:]), tenant=tenant, choose=CHOOSE) as plan:
+            planned.append(plan)
     batch = planner.plan_batch([BatchRequest(i, blocks[i:], tenant=tenant) for i in range(2)], "window")
     open_plan = planner.plan(blocks[4:], conversation=VICTIM.id, placement="tail", tenant=tenant, annotate="labels")
     labels = {each.block.fingerprint: each.label for plan in (*planned[::-1], open_plan) for each in plan.blocks}
@@ -158,6 +162,11 @@ def go_on(world: World, loot: Loot) -> list[object]:
             seen.append(shown(plan))
         with planner.planning([*loot.blocks[i:], *loot.renamed], tenant=tenant) as plan:
             seen.append(shown(plan))
+        for blocks in (loot.blocks[i:], loot.blocks[::-1], [*loot.blocks[i:], *loot.renamed]):
+            with planner.planning(scored(blocks), tenant=tenant, choose=CHOOSE) as plan:
+                seen.append((plan.blocks, plan.left_out, plan.entered, plan.render()))
+        batch = [BatchRequest(j, scored(loot.blocks[j:]), tenant=tenant) for j in range(3)]
+        seen.append(batch_shown(planner.plan_batch(batch, choose=CHOOSE)))
     router = world.victims_router
     seen.append(router.commit(loot.routing))
     for conversation in (VICTIM.id, None):
@@ -165,6 +174,11 @@ def go_on(world: World, loot: Loot) -> list[object]:
             seen.append(routed(router.assign(blocks, conversation=conversation, tenant=tenant)))
     seen.append(router.load(tenant))
     return [*seen, facts(world.store.inspect(VICTIM))]
+
+
+def scored(blocks: Sequence[ContextBlock]) -> list[ContextBlock]:
+    """Return candidates in this order."""
+    return [ContextBlock(block.text, block.id, score=1 - i / 100) for i, block in enumerate(blocks)]
 
 
 def shown(plan: ContextPlan) -> object:
@@ -212,6 +226,9 @@ def plan(world: World, loot: Loot, me: Conversation) -> object:
                         blocks, conversation=conversation, placement=placement, tenant=me.tenant, model=model
                     )
                     results.append(shown(plan))
+        for model in (None, "m"):
+            plan = world.attackers.plan(scored(blocks), tenant=me.tenant, model=model, choose=CHOOSE)
+            results.append(shown(plan))
     plan = world.attackers.plan(
         loot.blocks,
         conversation=VICTIM.id,
@@ -239,6 +256,9 @@ def planning(world: World, loot: Loot, me: Conversation) -> object:
                 results.append(shown(plan))
         with world.attackers.planning(blocks, tenant=me.tenant) as plan:
             results.append(shown(plan))
+        for start in (2, 0, 1):
+            with world.attackers.planning(scored(blocks[start:]), tenant=me.tenant, choose=CHOOSE) as plan:
+                results.append(shown(plan))
     return results
 
 
@@ -263,7 +283,9 @@ def queued(world: World, loot: Loot, me: Conversation) -> object:
 
 @tries((ContextPlanner, "plan_batch"))
 def plan_batch(world: World, loot: Loot, me: Conversation) -> object:
-    return [batch_shown(world.attackers.plan_batch(batch_of(loot, me), name)) for name in ("auto", "window")]
+    chosen = [BatchRequest(i, scored(loot.blocks[i:]), tenant=me.tenant) for i in range(3)]
+    batches = [world.attackers.plan_batch(batch_of(loot, me), name) for name in ("auto", "window")]
+    return [batch_shown(batch) for batch in (*batches, world.attackers.plan_batch(chosen, choose=CHOOSE))]
 
 
 def batch_of(loot: Loot, me: Conversation) -> list[BatchRequest]:
