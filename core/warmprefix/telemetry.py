@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from warmprefix.blocks import ContextBlock
+from warmprefix.choice import LeftOut
 from warmprefix.errors import log_failure
 from warmprefix.forks import fork_safe_lock
 from warmprefix.plan import ContextPlan
@@ -285,16 +286,20 @@ class PlannerMetrics:
         counts["reordered_plans"] += [*order] != [*range(len(order))]
         counts["note_tokens"] += plan.note_tokens
         if plan.entered is not None:
-            reasons = [left.reason for left in plan.left_out]
-            exchanged = reasons.count("exchanged")
-            counts["candidate_blocks"] += len(plan.blocks) + len(plan.left_out)
-            counts["exchanged_blocks"] += exchanged
-            counts["extra_blocks"] += len(plan.entered) - exchanged
-            counts["twin_blocks"] += reasons.count("twin")
-            counts["superseded_blocks"] += reasons.count("superseded")
+            self.count_choice(len(plan.blocks), plan.left_out, plan.entered)
         if not plan.opens_prompt:  # only then can there be references
             counts["references"] += len(plan.references)
             counts["reference_tokens"] += plan.reference_tokens
+
+    def count_choice(self, fed: int, left_out: Sequence[LeftOut], entered: Sequence[int]) -> None:
+        """Add what a plan feeds of its candidates to the counters; the caller holds the lock."""
+        counts, reasons = self.counts, [left.reason for left in left_out]
+        exchanged = reasons.count("exchanged")
+        counts["candidate_blocks"] += fed + len(left_out)
+        counts["exchanged_blocks"] += exchanged
+        counts["extra_blocks"] += len(entered) - exchanged
+        counts["twin_blocks"] += reasons.count("twin")
+        counts["superseded_blocks"] += reasons.count("superseded")
 
     def notify_planned(self, plan: ContextPlan, began: float) -> None:
         """Record the latency since `began`, and notify the observer."""

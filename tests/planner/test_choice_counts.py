@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 
 from warmprefix import Choice, ContextBlock, ContextPlanner
+from warmprefix.batch import BatchRequest
 from warmprefix_telemetry.exported_metrics import METRICS
 
 DECAY = 0.999
@@ -46,6 +47,25 @@ def test_candidates_that_enter_are_counted_with_each_plan() -> None:
     planner.reset()
     assert (planner.stats().candidate_blocks, planner.stats().fed_passages) == (0, 0)
     assert planner.stats().most_fed_share is None
+
+
+@pytest.mark.parametrize(("keep", "extra"), [(2, 0), (4, 3)])
+def test_candidates_of_batches_are_counted(keep: int, extra: int) -> None:
+    planner = ContextPlanner()
+    rng = random.Random(5)
+    k, requests = 4, []
+    for number in range(40):
+        names = rng.sample("ABCDEFGHIJKL", 9)
+        scores = sorted([rng.random() for _ in names], reverse=True)
+        requests.append(BatchRequest(number, candidates("".join(names), *scores)))
+    batch = planner.plan_batch(requests, choose=Choice(k, keep=keep, within=1.0, extra=extra))
+    fed = [{*planned.order} for planned in batch]
+    left = [set(range(k)) - positions for positions in fed]
+    stats = planner.stats()
+    assert stats.candidate_blocks == 40 * 9
+    assert stats.exchanged_blocks == sum(map(len, left))
+    assert stats.extra_blocks == sum(map(len, fed)) - 40 * k
+    assert (stats.exchanged_blocks > 0, stats.extra_blocks > 0) == (keep < k, extra > 0)
 
 
 def test_extra_candidates_are_counted() -> None:

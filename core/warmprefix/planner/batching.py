@@ -187,6 +187,8 @@ class BatchSession:
             counts["reordered_plans"] += reordered
             counts["note_tokens"] += note_tokens
             counts["blank_blocks"] += blank
+            for chosen in planned if choose is not None else ():
+                self._state.metrics.count_choice(len(chosen.order), chosen.left_out, chosen.entered or ())
         bound = bound_of_all(bounds)
         return BatchPlan(
             id=batch_id,
