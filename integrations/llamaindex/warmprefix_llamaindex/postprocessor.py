@@ -386,8 +386,15 @@ class _Request:
         if plan.annotation == "none":
             texts = {place: block for block in plan.blocks for place in block.positions}
             return PlannedNodes([_unmarked(nodes[rank], texts.get(rank)) for rank in order])
+        # A note is about the places of relevance, whichever twin or version stands there.
+        ranks: dict[int, int] = {}
+        for left in plan.left_out:
+            if left.instead is not None and left.reason != "exchanged":
+                ranks[left.instead] = min(left.position, ranks.get(left.instead, left.instead))
         written = {
-            position: marks(position, plan, planned) for planned in plan.blocks for position in planned.positions
+            position: marks(ranks.get(position, position), plan, planned)
+            for planned in plan.blocks
+            for position in planned.positions
         }
         return PlannedNodes([copied(nodes[rank], written.get(rank) or marks(rank)) for rank in order])
 

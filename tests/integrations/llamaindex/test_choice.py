@@ -304,6 +304,28 @@ def test_versions_and_twins_are_read_from_nodes(make_nodes: MakeNodes, caplog: p
     assert broken.planner.stats().choice_errors == 1
 
 
+def test_a_twin_has_the_rank_of_the_node_for_which_it_stands(
+    make_nodes: MakeNodes, recording_llm: MakeLLM, read_note: Callable[..., list[str]]
+) -> None:
+    body = "says that the tide comes twice a day, and that nobody who lives there is surprised by it. " * 4
+    texts = [f"Docs 4.1 > tides\n{body}", "Glass is old. " * 40, "Bees are many. " * 40, f"Docs 4.2 > tides\n{body}"]
+    texts = [text.strip() for text in texts]
+    nodes = make_nodes(texts)
+    postprocessor = ContextReusePostprocessor(choose=Choice(k=3, twins=True))
+    held = make_nodes(texts)
+    for place, scored in enumerate([held[3], held[1], held[2]]):
+        scored.score = 1 - place / 100
+    assert ids(postprocessor.postprocess_nodes([held[3], held[1], held[2]])) == ["Doc_3", "Doc_1", "Doc_2"]
+    for order in ([0, 1, 2, 3], [1, 0, 2, 3]):
+        found = [nodes[i].model_copy(update={"score": 1 - place / 100}) for place, i in enumerate(order)]
+        fed = postprocessor.postprocess_nodes(found)
+        assert ids(fed) == ["Doc_3", "Doc_1", "Doc_2"]
+        assert [scored.metadata["warmprefix_rank"] for scored in fed] == [*map(order.index, (0, 1)), 2]
+        llm = recording_llm()
+        get_response_synthesizer(llm=llm).synthesize("What?", fed)
+        assert read_note(llm.prompts[0], [texts[i] for i in (3, 1, 2)]) == ([] if order[0] == 0 else ["Doc_1"])
+
+
 # -- engines, agents, conversations ------------------------------------------------------------------------------------
 
 
