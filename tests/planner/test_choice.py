@@ -162,6 +162,14 @@ def test_extra_candidates_are_fed_besides_the_first_ones() -> None:
     assert [(out.block.id, out.reason) for out in plan.left_out] == [("e", "rank")]
 
 
+def test_extra_candidates_at_the_end_of_a_path_stand_behind_half_of_the_others() -> None:
+    for served, expected in (("abfx", "abfcd"), ("afx", "abcd")):
+        planner = ContextPlanner()
+        serve(planner, served)
+        plan = planner.plan(candidates("abcdef", [9, 8, 7, 5, 5, 5]), choose=Choice(k=4, extra=1))
+        assert fed(plan) == expected
+
+
 def test_a_passage_that_was_never_fed_is_not_left_out() -> None:
     planner = ContextPlanner()
     serve(planner, "abcf")

@@ -84,7 +84,7 @@ def feedings(listed: Sequence[Candidates], choice: Choice) -> Iterator[Sequence[
                 if -loss <= choice.within * LEAVING_SHARE and fed_to[number.get(j, -1)] >= _LEAST_FED
             }
             may_enter = [j for j in beyond if entered[number[j]] + 1 <= most]
-            search = PathSearch(candidates._replace(choice=stage), may_enter, may_leave)
+            search = PathSearch(candidates._replace(choice=stage), may_enter, may_leave, behind=0.0)
             path = tree.best_path(search, [(number[j], candidates.blocks[j].fingerprint) for j in usable[i]])
             fed[i] = search.fed()
             orders[i] = [*path, *[number[j] for j in fed[i] if number[j] not in path]]

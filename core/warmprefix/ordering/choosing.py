@@ -21,6 +21,7 @@ _PRICE = 0.5
 """What a loss of score by the whole spread costs, in mean blocks of the first `k`."""
 _EXTRA_WORTH = 0.001
 """What a candidate is worth that costs nothing, in tokens: less than any saving."""
+_BEHIND = 0.5
 
 
 def choose_candidates(
@@ -54,11 +55,12 @@ class PathSearch:
         candidates: The candidates.
         may_enter: See `choose_candidates`.
         may_leave: See `choose_candidates`.
-        price: What a loss of score by the whole spread costs, in mean blocks of the first places.
+        behind: Share of the tokens of the first places that stand in front of candidates in addition to them, unless
+            one of these places follows on the path: what is computed behind them can only be shared with them.
     """
 
     def __init__(
-        self, candidates: Candidates, may_enter: Collection[int], may_leave: Set[int], price: float = _PRICE
+        self, candidates: Candidates, may_enter: Collection[int], may_leave: Set[int], behind: float = _BEHIND
     ) -> None:
         choice, blocks, places, k = candidates.choice, candidates.blocks, candidates.places, candidates.k
         losses, keep = candidates.losses, min(choice.kept, k)
@@ -73,7 +75,9 @@ class PathSearch:
             masks = [sum([1 << i for i in place]) for place in places]
             self._twins = [mask for mask, place in zip(masks, places, strict=True) if len(place) > 1]
             entering = [(p, i) for p in range(k, candidates.reach) for i in places[p] if i in may_enter]
-        price *= sum([tokens[places[p][0]] for p in range(k)]) / max(k, 1)
+        total = sum([tokens[places[p][0]] for p in range(k)])
+        self._enough = behind * total
+        price = _PRICE * total / max(k, 1)
         gains = [
             (gain, masks[p])
             for p in range(keep, k)
@@ -153,7 +157,9 @@ class PathSearch:
                 value += gain - self._costs[entering & -entering]
                 entering &= entering - 1
         extra = entering.bit_count()
-        return value + _EXTRA_WORTH * extra if extra <= self._extra else -1.0
+        if extra > self._extra:
+            return -1.0
+        return value + _EXTRA_WORTH * extra if self._saved[path] >= self._enough else value
 
     def fed(self) -> list[int]:
         """Return the indices of the candidates to feed, ascending."""
