@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from warmprefix import Branch, Choice, ContextBlock, ContextPlan, ContextPlanner, EngineReport
+from warmprefix import BatchRequest, Branch, Choice, ContextBlock, ContextPlan, ContextPlanner, EngineReport
+from warmprefix.batch.session import BATCH_PLANNERS
 from warmprefix.blocks import evidence_blocks, joined_blocks
 from warmprefix.ordering import POLICIES
 
@@ -229,6 +230,32 @@ def test_without_a_choice_the_scope_is_as_if_there_were_none(turns: Any) -> None
             pass
     distinct = [passage(name, 0) for name in NAMES]
     assert chosen.plan(distinct).render() == plain.plan(distinct).render()
+
+
+@given(
+    turns=turns,
+    batch=st.lists(candidates(), max_size=5),
+    choose=choices(),
+    planner=st.sampled_from([*BATCH_PLANNERS, "window"]),
+    capacity=st.sampled_from([None, 200]),
+)
+def test_batches_feed_what_was_given(
+    turns: Any, batch: Any, choose: Choice, planner: str, capacity: int | None
+) -> None:
+    online = ContextPlanner()
+    served(online, turns, tenant="acme")
+    requests = [BatchRequest(i, request, tenant="acme") for i, request in enumerate(batch)]
+    options: dict[str, Any] = {} if planner == "window" else {"capacity_tokens": capacity}
+    plans = online.plan_batch(requests, planner, choose=choose, **options)
+    assert sorted(planned.id for planned in plans) == sorted(str(i) for i in range(len(batch)))
+    for planned in plans:
+        assert_chosen(planned.plan, planned.request.blocks, choose)
+        assert planned.left_out == planned.plan.left_out
+    again = ContextPlanner().plan_batch(requests, planner, choose=choose, **options)
+    fed = {planned.id: {block.block for block in planned.blocks} for planned in plans}
+    assert fed == {planned.id: {block.block for block in planned.blocks} for planned in again}
+    for planned in plans:
+        online.commit(planned.plan)
 
 
 # -- other tenants ----------------------------------------------------------------------------------------------------
