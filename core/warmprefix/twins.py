@@ -115,7 +115,8 @@ def newest_candidates(
     superseded = {
         i
         for i, versions in enumerate(found)
-        if not any(each is None or each[1] == newest[each[0]] for each in versions)
+        # The greatest one stays even where a comparison makes no sense, as with NaN.
+        if all(each is not None and newest[each[0]] is not each[1] and newest[each[0]] > each[1] for each in versions)
     }
     place = [*range(len(positions))]
     newer: dict[int, tuple[int, ...]] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -279,3 +280,10 @@ def test_versions_that_cannot_be_compared_are_counted_and_ignored() -> None:
 def test_other_values_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(TypeError):
         Choice(k=1, **options)
+
+
+def test_versions_that_are_not_greater_supersede_nothing() -> None:
+    versions = [math.nan, 1.0, 2.0, math.nan]
+    choose = Choice(k=4, version=lambda block: ("a", versions[int(str(block.id)[1])]))
+    assert len(ContextPlanner().plan(docs("a0", "a1", "a2", "a3"), choose=choose).blocks) == 4
+    assert set(fed(ContextPlanner().plan(docs("a1", "a0", "a2", "a3"), choose=choose))) == {"a0", "a2", "a3"}
