@@ -329,6 +329,15 @@ class AgentTenant(TenantState):
         opened = self.open.get(id)
         return {} if opened is None else opened[1]
 
+    def left(self, assignment: Assignment, agent: str, instance: str) -> list[AssignedBlock]:
+        """Return what an agent has not read: all of its blocks if another router made the assignment, or long ago."""
+        unread: Iterable[bytes] = self.unread(assignment.id)
+        maker, _, number = assignment.id.rpartition(".")
+        has_ended = maker == instance and number.isdecimal() and int(number) > self.forgotten
+        if not unread and not has_ended:
+            unread = {assigned.block.fingerprint for assigned in assignment.blocks}
+        return [each for each in assignment.blocks if each.agent == agent and each.block.fingerprint in unread]
+
     def close(self, id: str, agent: str | None, keys: Collection[bytes] | None) -> Bookings:
         """Remove and return an assignment's bookings, all or those of one agent or some blocks."""
         unread = self.unread(id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import weakref
@@ -10,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from warmprefix.blocks import ContextBlock, as_blocks, distinct_blocks, evidence_blocks, joined_blocks
+from warmprefix.blocks import ContextBlock, as_blocks, distinct_blocks, evidence_blocks, joined_blocks, single_places
 from warmprefix.choice import Candidates, Choice
 from warmprefix.errors import NoAgentError
 from warmprefix.order_sharing import LearnedOrder, NoSharing, OrderSharing
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["AgentRouter"]
 
 _log = logging.getLogger("warmprefix")
+_failed_choices = itertools.count()
 
 
 class AgentRouter(Fleet[AgentTenant]):
@@ -86,7 +88,6 @@ class AgentRouter(Fleet[AgentTenant]):
         self._patience = 0.0
         """Seconds that a tenant's first request waits for the newest assignments of other routers."""
         self._sharing_answers = True
-        self._choice_failed = False
         self._arrivals: dict[str | None, threading.Event] = {}
         """Set when the newest assignments of a tenant have been learned."""
         super().__init__(agents, bounds.max_tenants, bounds.max_bytes)
@@ -159,36 +160,28 @@ class AgentRouter(Fleet[AgentTenant]):
                 them is right behind the preamble, so blocks are spread more evenly, which saves less. Within a
                 conversation they follow the agent's chat, where a cached copy is of no use. Neighbours of one source go
                 to one agent; see `follows` of `ContextBlock`.
-            choose: The blocks are candidates, of which some are read: the first ones, or others that score about as
-                well and that agents of this tenant have read lately. `left_out` of the assignment has the others. In
-                a conversation, the first ones are read. See `ContextPlanner.plan`.
+            choose: Which blocks are read, in view of what the tenant read lately; in a conversation, the first ones.
 
         Raises:
             NoAgentError: All agents have failed or left.
             TypeError: An argument has another type.
-            ValueError: `agents` is empty, repeats a name, or has an unknown one; or `conversation` is empty; or a
-                candidate's score can't be used.
+            ValueError: `agents` is empty or has a repeated or unknown name; `conversation` is empty; a score is no use.
         """
         blocks = as_blocks(blocks)
         check_request(conversation, tenant=tenant)
         distinct, places = distinct_blocks(blocks) if choose is None else evidence_blocks(blocks)
-        candidates = None if choose is None else Candidates.checked(choose, blocks, distinct, places, self._log_choice)
+        candidates = None if choose is None else Candidates.checked(choose, blocks, distinct, places, _log_choice)
         self.catch_up(tenant)
         with self._lock:
             names = list(self._members) if agents is None else self._available(agents)
             if not names:
                 raise NoAgentError("no agent is available")
             if candidates is None:
-                joined = joined_blocks(blocks, places)
-                return self._assign(tenant, conversation, distinct, places, joined, names, together)
+                given = distinct, places, joined_blocks(blocks, places)
+                return self._assign(tenant, conversation, *given, names, together)
             chosen = self._tenants.use(tenant).choose(candidates, conversation)
             assignment = self._assign(tenant, conversation, *candidates.feeding(chosen), names, together)
             return replace(assignment, left_out=candidates.left_out(chosen))
-
-    def _log_choice(self) -> None:
-        level = logging.DEBUG if self._choice_failed else logging.WARNING
-        self._choice_failed = True
-        _log.log(level, "documents are assigned without a function of their choice", exc_info=True)
 
     def catch_up(self, tenant: str | None = None) -> None:
         """Wait for what other routers assigned lately, if nothing of this tenant was assigned here yet.
@@ -228,20 +221,14 @@ class AgentRouter(Fleet[AgentTenant]):
         check_type("assignment", assignment, Assignment)
         with self._lock:
             state = self._tenants.use(assignment.tenant)
-            unread: Iterable[bytes] = state.unread(assignment.id)
-            instance, _, number = assignment.id.rpartition(".")
-            has_ended = instance == self._instance and number.isdecimal() and int(number) > state.forgotten
-            if not unread and not has_ended:
-                unread = {assigned.block.fingerprint for assigned in assignment.blocks}
-            left = [each for each in assignment.blocks if each.agent == agent and each.block.fingerprint in unread]
+            left = state.left(assignment, agent, self._instance)
             others = [name for name in assignment.agents if name != agent and name in self._members]
             if not others and left:
                 raise NoAgentError(f"no other agent is available for the blocks of {agent!r}")
             self.abandon(assignment, agent)
             blocks, places = [each.block for each in left], [each.positions for each in left]
-            joined = joined_blocks(blocks, [(i,) for i in range(len(blocks))])
-            conversation, together = assignment.conversation, assignment.together
-            return self._assign(assignment.tenant, conversation, blocks, places, joined, others, together)
+            given = blocks, places, joined_blocks(blocks, single_places(len(blocks)))
+            return self._assign(assignment.tenant, assignment.conversation, *given, others, assignment.together)
 
     def _assign(
         self,
@@ -260,9 +247,8 @@ class AgentRouter(Fleet[AgentTenant]):
         self._tenants.record(tenant, state, used=True)
         held = [each.block.tokens for each in assigned if each.held is not None]
         tokens = sum([each.block.tokens for each in assigned])
-        spilled = sum([each.spilled for each in assigned])
         self._counts.update(assignments=1, blocks=len(assigned), held=len(held), held_tokens=sum(held))
-        self._counts.update(spilled=spilled, tokens=tokens)
+        self._counts.update(spilled=sum([each.spilled for each in assigned]), tokens=tokens)
         return Assignment(id, tenant, conversation, tuple(names), assigned, together)
 
     def commit(
@@ -369,10 +355,7 @@ class AgentRouter(Fleet[AgentTenant]):
         name = agent or (agents.pop() if len(agents) == 1 else "")
         member = self._members.get(name) or self._failed.get(name)
         if member is not None and member.feed is not None and plan.opens_prompt and plan.blocks:
-            first = plan.blocks[0].block
-            member.first_blocks[plan.scope.tenant, first.fingerprint] = first.tokens
-            while len(member.first_blocks) > self._bounds.max_blocks:
-                member.first_blocks.popitem(last=False)
+            member.add_first_block(plan, self._bounds.max_blocks)
         return self._remember_prompt(member, plan, report) and self._feed_is_current(member, plan, report)
 
     def _apply_residency(
@@ -449,6 +432,11 @@ class AgentRouter(Fleet[AgentTenant]):
     def close(self) -> None:
         """End the sharing with other routers. Idempotent."""
         self._sharing.close()
+
+
+def _log_choice() -> None:
+    level = logging.WARNING if next(_failed_choices) == 0 else logging.DEBUG
+    _log.log(level, "documents are assigned without a function of their choice", exc_info=True)
 
 
 def _learn(learn: weakref.WeakMethod[Any], tenant: str | None, orders: Sequence[LearnedOrder]) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from numbers import Real
 
 from warmprefix.errors import check_count
-from warmprefix.plan import Scope
+from warmprefix.plan import ContextPlan, Scope
 from warmprefix.residency import FoundCheckpoints, ResidencyFeed
 from warmprefix_routing.segments import name_digest
 
@@ -88,6 +88,13 @@ class Member:
         self.name = self.spec.name
         self.weight = self.spec.weight
         self.digest = name_digest("agent", self.name)  # stands for the name among routers that share
+
+    def add_first_block(self, plan: ContextPlan, most: int) -> None:
+        """Record the first block of a prompt that the feed received. Beyond `most` the oldest are forgotten."""
+        first = plan.blocks[0].block
+        self.first_blocks[plan.scope.tenant, first.fingerprint] = first.tokens
+        while len(self.first_blocks) > most:
+            self.first_blocks.popitem(last=False)
 
     def residency_changed(
         self,

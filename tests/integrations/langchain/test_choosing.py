@@ -138,6 +138,27 @@ def test_blank_and_equal_documents_take_no_place(planner: ContextPlanner, ids: M
     assert compressor.compress_documents([], "?") == []
 
 
+def test_versions_and_twins_are_those_of_documents(planner: ContextPlanner, ids: Make) -> None:
+    def version(document: Document) -> tuple[str, int] | None:
+        return document.metadata.get("version")
+
+    documents = passages("abcdef")
+    documents[1].metadata["version"], documents[4].metadata["version"] = ("handbook", 1), ("handbook", 2)
+    result = context_reuse(planner, choose=Choice(k=4, version=version)).invoke(documents)
+    assert (ids(result["context"]), ids(result["context_left_out"])) == ("aecd", "bf")
+    alike = Choice(k=4, twins=lambda document: document.id in "bc" or None)
+    assert ids(context_reuse(choose=alike).invoke(passages("abcdef"))["context_left_out"]) == "cef"
+
+
+@pytest.mark.parametrize("name", ["version", "twins"])
+def test_a_function_that_fails_feeds_the_first(name: str, planner: ContextPlanner, ids: Make) -> None:
+    def failing(document: Document) -> Any:
+        raise KeyError(name)
+
+    result = context_reuse(planner, choose=replace(CHOICE, **{name: failing})).invoke(passages("abcdef"))  # type: ignore[arg-type]
+    assert (ids(result["context"]), ids(result["context_left_out"])) == ("abcd", "ef")
+
+
 def test_a_history_gets_the_first_documents(planner: ContextPlanner, shelf: Make, ids: Make) -> None:
     retriever = ContextReuseRetriever(
         retriever=shelf({"?": passages("abcdef"), "!": passages("axyzbcd")}),
