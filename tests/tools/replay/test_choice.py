@@ -251,6 +251,8 @@ def test_every_number_of_a_choice_can_be_recounted(run: Run, day: tuple[Path, li
     assert (result.returncode, result.stderr) == (0, "Replaying 1 trace, 6 runs each ...\n")
     (numbers,) = json.loads(files["numbers.json"].read_text())["choices"]
     assert (numbers["k"], numbers["requests"], numbers["capacity_tokens"]) == (K, 200, CAPACITY)
+    assert numbers["candidates"] == CANDIDATES
+    assert result.stdout.startswith("day: 200 requests, k = 4 of up to 10 candidates, placement head\n")
     lines = list(lines_of(path))
     tokens = {line["block"]: line["tokens"] for line in lines if "block" in line}
     gold = {line["request"]: set(line["gold"]) for line in lines if "gold" in line}
@@ -326,4 +328,7 @@ def test_a_trace_without_gold_has_no_column_of_it(run: Run, tmp_path: Path) -> N
     assert "chosen, ordered" in result.stdout
     assert "gold\n" not in result.stdout
     assert "lost" not in result.stdout.split("gross:")[0]
+    assert "leave as much to prefill as ordering what relevance feeds, and as much to prefill as" in " ".join(
+        result.stdout.split()
+    )
     assert run("replay", tmp_path / "t.jsonl", "--choose", "keep=1").stderr.startswith("plain: request 0 has no k")

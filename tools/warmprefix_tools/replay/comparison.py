@@ -101,8 +101,8 @@ def choice_summary(choice: ChoiceResult) -> str:
     assert evidence is not None
     assert drawn is not None
     sentences = [
-        f"With a cache {cache_name(chosen.capacity_tokens)}, choosing evidence would leave {_less(choice.change)} to"
-        f" prefill than ordering what relevance feeds, and {_less(chosen.prefill_change)} than relevance order, net.",
+        f"With a cache {cache_name(chosen.capacity_tokens)}, choosing evidence would leave {_less(choice.change)}"
+        f" ordering what relevance feeds, and {_less(chosen.prefill_change)} relevance order, net.",
         f"Per request it feeds {evidence.exchanged / max(chosen.requests, 1):.2f} passages in place of others, and"
         f" {evidence.extra / max(chosen.requests, 1):.2f} extra ones.",
     ]
@@ -147,7 +147,9 @@ def choice_columns(choices: Sequence[ChoiceResult]) -> list[tuple[str, Callable[
 
 
 def _less(change: float) -> str:
-    return f"{abs(change):.1%} {'more' if round(change, 3) > 0 else 'less'}"
+    if not round(change, 3):
+        return "as much to prefill as"
+    return f"{abs(change):.1%} {'more' if change > 0 else 'less'} to prefill than"
 
 
 def _hit_ratios(result: ReplayResult) -> str:

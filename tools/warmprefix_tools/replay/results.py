@@ -220,6 +220,8 @@ class ChoiceResult:
     """Those that a planner chose, ordered."""
     chance: ReplayResult
     """The first `k` with as many exchanged and extra passages of the same tolerance, drawn by lot, ordered."""
+    candidates: int
+    """Most candidates of a request."""
 
     @property
     def arms(self) -> dict[str, ReplayResult]:

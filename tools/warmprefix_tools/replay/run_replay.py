@@ -187,6 +187,7 @@ def _choice_as_json(choice: ChoiceResult) -> dict[str, Any]:
         "trace": result.trace,
         "capacity_tokens": _capacity_name(result.capacity_tokens),
         "k": result.k,
+        "candidates": choice.candidates,
         "requests": result.requests,
     }
     for name in ("relevance", "first", "chosen", "chance"):

@@ -152,6 +152,7 @@ class Replay:
             first=first,
             chosen=chosen,
             chance=replace(drawn, evidence=replace(drawn.evidence, **same)),
+            candidates=self.workload.candidates,
         )
 
     def run_arranger(

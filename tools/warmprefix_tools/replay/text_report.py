@@ -70,7 +70,10 @@ def _print_text(text: str, console: Console, style: str = "default") -> None:
 
 def _title(comparison: TraceComparison) -> str:
     requests = counted(comparison.headline[0].requests, "request")
-    return f"{visible(comparison.trace)}: {requests}, k = {comparison.k}, placement {comparison.placement}"
+    k = f"k = {comparison.k}"
+    if comparison.choices:
+        k += f" of up to {counted(comparison.choices[0].candidates, 'candidate')}"
+    return f"{visible(comparison.trace)}: {requests}, {k}, placement {comparison.placement}"
 
 
 def _print_table(
