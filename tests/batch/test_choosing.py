@@ -296,6 +296,19 @@ def test_commits_count_chosen_candidates() -> None:
     assert [planned.total_tokens - planned.saved_tokens for planned in again] == [0] * 4
 
 
+def test_window_feeds_what_the_cache_holds() -> None:
+    planner, choice = ContextPlanner(), Choice(3, keep=2)
+    for request in requests_with_a_choice()[1:]:
+        planner.commit(planner.plan(request.blocks, choose=choice))
+    request = requests_with_a_choice()[0]
+    alone = planner.plan(request.blocks, choose=choice)
+    planner.abandon(alone)
+    assert alone.entered == (3,)
+    window = planner.plan_batch([request], "window", choose=choice)
+    assert window["1"].plan.blocks == alone.blocks
+    assert texts(planner.plan_batch([request], choose=choice)["1"]).count("c") == 0  # a batch shares it with none
+
+
 class Recorder:
     def __init__(self) -> None:
         self.recorded: list[tuple[str, Any, Any]] = []

@@ -40,15 +40,20 @@ def candidates_of(request: BatchRequest, choice: Choice, on_error: Callable[[], 
         raise ValueError(f"request {request.id!r}: {error}") from None
 
 
-def feedings(listed: Sequence[Candidates], choice: Choice) -> Iterator[Sequence[Sequence[int]]]:
+def feedings(
+    listed: Sequence[Candidates], choice: Choice, resident: Sequence[Sequence[int]] | None = None
+) -> Iterator[Sequence[Sequence[int]]]:
     """Yield what requests of one scope may be fed, as the places of blocks, ascending.
 
-    First the candidates that relevance alone would feed; then those with which the batch computes less, as far as that
-    pays for their lost score; then candidates that cost nothing in addition. Each request takes its best path in the
-    tree of the others' orders, in turn. Plan all, and use the one that computes least.
+    First the candidates that relevance alone would feed; then `resident` ones, given by their indices; then those with
+    which the batch computes less, as far as that pays for their lost score; then candidates that cost nothing in
+    addition. Each request takes its best path in the tree of the others' orders, in turn. Plan all, and use the one
+    that computes least.
     """
     fed = [candidates.first for candidates in listed]
     yield _places(listed, fed)
+    if resident not in (None, fed):
+        yield _places(listed, resident)
     usable = [
         sorted(chain(*candidates.places[: candidates.reach])) if candidates.are_open else candidates.first
         for candidates in listed

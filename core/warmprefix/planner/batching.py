@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from warmprefix.batch.planners import Device
     from warmprefix.batch.scope_plan import NoteTokens, ScopePlan
     from warmprefix.batch.session import Requests
-    from warmprefix.choice import Choice
+    from warmprefix.choice import Candidates, Choice
     from warmprefix.ordering.positions import PositionProfile
 
 __all__ = ["BatchSession"]
@@ -71,9 +71,8 @@ class BatchSession:
             return self._plan_scope(own, learned, planners, capacity_tokens, report, note_tokens)
 
         is_window = planner == "window"
-        plan = self._plan(
-            owner, listed, self._plan_window if is_window else plan_own, capacity_tokens, common, preamble, choose
-        )
+        plan_scope = self._plan_window if is_window else plan_own
+        plan = self._plan(owner, listed, plan_scope, capacity_tokens, common, preamble, choose, is_window)
         name = planner if isinstance(planner, str) else type(planner).__name__
         return replace(plan, planner=name, device=computed_on, seconds=time.perf_counter() - started)
 
@@ -117,6 +116,7 @@ class BatchSession:
         common: Scope,
         preamble: str | None,
         choose: Choice | None,
+        is_window: bool,
     ) -> BatchPlan:
         """Plan the requests of each scope by themselves, and count them as planned.
 
@@ -128,6 +128,7 @@ class BatchSession:
             common: The scope of the requests without a tenant.
             preamble: The text in front of every context.
             choose: Which candidates may be fed; None if all blocks are.
+            is_window: True if the requests wait now, so that what the cache holds may matter more than what they share.
         """
         from warmprefix.batch import planned_requests
         from warmprefix.batch.choosing import candidates_of, feedings
@@ -161,7 +162,8 @@ class BatchSession:
                 its = plan_fed(None)
             else:
                 listed = [candidates[request.id] for request in own]
-                its = min(map(plan_fed, feedings(listed, choose)), key=_cost)
+                resident = self._resident_choice(scope, listed) if is_window else None
+                its = min(map(plan_fed, feedings(listed, choose, resident)), key=_cost)
             planned += planned_requests(own, its.plan, its.wording, batch_id, len(planned), its.places, candidates)
             scopes += [scope] * len(own)
             bounds.append(its.plan.bound)
@@ -206,6 +208,13 @@ class BatchSession:
             checkpoints=checkpoints,
             primes=planned_primes(planned, checkpoints),
         )
+
+    def _resident_choice(self, scope: Scope, listed: Sequence[Candidates]) -> list[list[int]]:
+        """Return what each request would be fed if it came alone."""
+        with self._state.lock:
+            state = self._state.use(scope)
+            choices, in_flight = state.choices(), [order for _, order in state.queue.flights.values()]
+            return [each.first if not each.are_open else choices.choose(each, in_flight) for each in listed]
 
     def _plan_fed(
         self,
