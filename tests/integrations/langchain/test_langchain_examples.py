@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from langchain_core.documents import Document
+from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.runnables import RunnableLambda
@@ -55,11 +56,17 @@ def test_the_pages_chain_runs(
 ) -> None:
     documents = [Document(text, id=f"d{n}") for n, text in enumerate(PASSAGES)]
     found = {"How do I read a file?": documents, "How do I write a file?": documents[::-1]}
-    names = {"your_retriever": RunnableLambda(found.__getitem__), "model": chat_model(start_engine())}
+    names: dict[str, Any] = {
+        "your_retriever": RunnableLambda(found.__getitem__),
+        "model": chat_model(start_engine()),
+        "embeddings": DeterministicFakeEmbedding(size=8),
+    }
     run_section("LangChain chains", names)
     capsys.readouterr()
     run_section("Before you start", names)
     assert re.match(r"1 of 2 prompts have another order\n[1-9]\d?% of the context", capsys.readouterr().out)
+    names["store"].add_documents(documents)
+    assert len(names["chosen"].invoke("How do I read a file?", k=2)) == 2
     run_section("Orders that are facts", names)
     locked: Any = names["chronological"]
     assert locked.invoke("How do I write a file?") == documents[::-1]
