@@ -114,8 +114,15 @@ def test_answers_that_a_choice_loses_are_reported(reader: EmulatorServer, run: R
         assert arms[name]["comparison"]["wins"] == 0
     assert arms["extra"]["other_evidence"] > 10
     assert arms["extra"]["comparison"]["losses"] == 0
-    refused = run(*arguments(reader, tmp_path / "b", "--arms", "chosen"))
-    assert (refused.returncode, "need questions with candidates" in refused.stderr) == (2, True)
+    other = run(*arguments(reader, file, "--data", data, "--arms", "chosen,extra,chance", "--choose", "keep=7"))
+    assert "has the answers of a run with other choose" in other.stderr
+    for options, message in (
+        ((), "need questions with candidates"),
+        (("--choose", "k=3"), "can't set k"),
+        (("--choose", "keep=x"), "keep must be an integer"),
+    ):
+        refused = run(*arguments(reader, tmp_path / "b", "--arms", "chosen", *options))
+        assert (refused.returncode, message in refused.stderr) == (2, True)
 
 
 def questions_file(folder: Path) -> Path:

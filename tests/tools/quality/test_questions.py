@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from planted_reader import PlantedReader
+from warmprefix_tools.choice_option import parse_choice
 from warmprefix_tools.emulator.tokenizer import ChatMessage
 from warmprefix_tools.quality.arms import (
     ArmError,
@@ -297,6 +298,19 @@ def test_a_choice_feeds_other_candidates() -> None:
     assert swaps["chance"] == swaps["chosen"]
     assert fed["chance"] != fed["chosen"]
     assert all(prompt.has_other_evidence == (max(fed_candidates(prompt)) >= 6) for prompt in prompts)
+
+
+def test_the_users_own_choice_is_tried() -> None:
+    rng = random.Random(2)
+    questions = [question_with_candidates(number, rng) for number in range(60)]
+    own = parse_choice("keep=5,extra=1,most=1")
+    fed = {arm: list[list[int]]() for arm in ("relevance", "chosen", "extra", "chance")}
+    for prompt in prompts_of([*fed], questions, choose=own):
+        fed[prompt.arm].append(fed_candidates(prompt))
+        assert prompt.has_other_evidence == (fed[prompt.arm][-1][-1] >= 6)
+    assert all(each[:5] == [*range(5)] and len(each) <= 7 for arm in ("chosen", "chance") for each in fed[arm])
+    assert [len(each) for each in fed["chance"]] == [len(each) for each in fed["chosen"]]
+    assert {len(each) for each in fed["extra"]} == {6, 7}
 
 
 def test_a_choice_needs_scores() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
@@ -16,6 +17,7 @@ from warmprefix.errors import WarmprefixError
 from warmprefix.labels import label_candidates
 from warmprefix_openai import messages_for
 from warmprefix_tools.chance_swaps import chance_swaps
+from warmprefix_tools.choice_option import ChoiceOption, parse_choice
 from warmprefix_tools.quality.conversations import Messages, history_of, later_turn
 from warmprefix_tools.quality.questions import EvidenceQuestion
 
@@ -47,6 +49,7 @@ _BORDER = "---\n"
 """In front of each passage, in the arms that show where one begins."""
 _CACHE_TOKENS = 100_000
 """Size of the cache that the arms with a choice assume."""
+_DEFAULT_CHOICE = parse_choice("")
 _EXTRA = 2
 _ORDERS = 5
 """Random orders of the group `orders`."""
@@ -96,13 +99,21 @@ class _Arm(NamedTuple):
     """Makes the arm's prompts, given all questions in their order and the system prompt."""
 
 
-def prompts_of(arms: Sequence[str], questions: Sequence[EvidenceQuestion], system: str = SYSTEM) -> Iterator[ArmPrompt]:
+def prompts_of(
+    arms: Sequence[str],
+    questions: Sequence[EvidenceQuestion],
+    system: str = SYSTEM,
+    choose: ChoiceOption = _DEFAULT_CHOICE,
+) -> Iterator[ArmPrompt]:
     """Yield the prompts of all arms for each question; `arms` are names from `expanded_arms`.
 
     Arms that plan do so with one planner over the questions in their order, as an application that answers them one
-    after another. O(tokens of all prompts).
+    after another; `choose` is for those that choose evidence. O(tokens of all prompts).
+
+    Raises:
+        ArmError: An arm needs candidates, and no question has them.
     """
-    makers = {name: _arm(name).new(questions, system) for name in arms}
+    makers = {name: _arm(name, choose).new(questions, system) for name in arms}
     for question in questions:
         made = {name: maker(question) for name, maker in makers.items()}
         for name, prompt in made.items():
@@ -173,7 +184,9 @@ def compared_with(baseline: str) -> Callable[[_Function], _Function]:
     return add
 
 
-def _arm(name: str) -> _Arm:
+def _arm(name: str, choose: ChoiceOption = _DEFAULT_CHOICE) -> _Arm:
+    if name in _CHOICES:
+        return _choosing(name, choose)
     if name in _ARMS:
         return _ARMS[name]
     if (place := arm_number(name, "gold")) is not None:
@@ -243,11 +256,8 @@ def _batch(questions: Sequence[EvidenceQuestion], system: str) -> _Maker:
 # -- other evidence; all have the order of the arm `planned` -----------------------------------------------------------
 
 
-def _choosing(choice: Callable[[int], Choice], by_chance: bool = False) -> _Arm:
-    """Return an arm that feeds some of a question's candidates, given the choice for a number of places.
-
-    By chance, others enter than the choice's, and as many.
-    """
+def _choosing(name: str, option: ChoiceOption) -> _Arm:
+    """Return an arm that feeds some of a question's candidates."""
 
     def new(questions: Sequence[EvidenceQuestion], system: str) -> _Maker:
         if not any(question.candidates for question in questions):
@@ -258,17 +268,19 @@ def _choosing(choice: Callable[[int], Choice], by_chance: bool = False) -> _Arm:
         planner, served = (ContextPlanner(annotate="none", capacity_tokens=_CACHE_TOKENS) for _ in range(2))
 
         def make(question: EvidenceQuestion) -> _Made:
-            found, choose = question.candidates, choice(len(question.passages))
+            found, choose = question.candidates, option.of(len(question.passages))
+            assert choose is not None
+            choose = _CHOICES[name](choose)
             blocks = [ContextBlock(each.text, score=each.score) for each in found] or blocks_of(question)
             with planner.planning(blocks, preamble=system, choose=choose if found else None) as plan:
                 made = _prompt(plan, question, system)._replace(has_other_evidence=bool(plan.entered))
-            if not found or not by_chance:
+            if not found or name != "chance":
                 return made
             swaps = sum(left.reason == "exchanged" for left in plan.left_out)
             rng = random.Random(f"{question.id}chance")  # noqa: S311
-            fed = chance_swaps([each.score for each in found], choose, swaps, rng)
+            fed = chance_swaps([each.score for each in found], choose, swaps, rng, len(plan.entered or ()) - swaps)
             with served.planning([blocks[position] for position in fed], preamble=system) as plan:
-                return _prompt(plan, question, system)._replace(has_other_evidence=bool(swaps))
+                return _prompt(plan, question, system)._replace(has_other_evidence=fed[-1] >= choose.k)
 
         return make
 
@@ -342,14 +354,18 @@ _ARMS: Mapping[str, _Arm] = {
     "places": _planned("note", form=_with_places),
     "named": _planned("note", form=_with_named_label),
     "batch": _Arm("relevance", _batch),
-    "chosen": _choosing(lambda places: Choice(k=places)),
-    "extra": _choosing(lambda places: Choice(k=places, keep=places, extra=_EXTRA)),
-    "chance": _choosing(lambda places: Choice(k=places), by_chance=True),
     "shuffled": _fixed(_shuffled),
     "full-again": _conversation(later_turn(refers=False), "full-again"),
     "references": _conversation(later_turn(refers=True), "full-again"),
 }
-"""Described in docs/quality.md."""
+"""Described in docs/quality.md, as those below."""
 
-ARM_NAMES = f"{', '.join(_ARMS)}, positions, orders, gold-N, shuffled-N, or a function as module:name"
+_CHOICES: Mapping[str, Callable[[Choice], Choice]] = {
+    "chosen": lambda choice: choice,
+    "extra": lambda choice: replace(choice, keep=choice.k, extra=choice.extra or _EXTRA),
+    "chance": lambda choice: choice,
+}
+"""The choice of each arm that feeds other evidence, given the one that the user asked for."""
+
+ARM_NAMES = f"{', '.join([*_ARMS, *_CHOICES])}, positions, orders, gold-N, shuffled-N, or a function as module:name"
 """For messages to users."""

@@ -40,7 +40,7 @@ def published(results: QualityResults, questions: Sequence[EvidenceQuestion], da
         "passages": max([len(question.passages) for question in questions], default=0),
         "chance": None if results.chance is None else round(results.chance, _DIGITS),
         "system": "default" if settings.get("system") == SYSTEM else _OWN,
-        **{name: settings.get(name) for name in ("max_tokens", "repeats")},
+        **{name: settings.get(name) for name in ("choose", "max_tokens", "repeats")},
         "measure": results.measure if ":" not in results.measure else _OWN,
         "margin": results.margin,
         "stops": results.stops,

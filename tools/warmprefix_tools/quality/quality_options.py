@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from warmprefix_tools.choice_option import parse_choice
 from warmprefix_tools.option_checks import check_files, check_least
 from warmprefix_tools.quality.arms import ARM_NAMES, check_arm
 from warmprefix_tools.quality.data_sets import DATA_SETS
@@ -52,6 +53,10 @@ class QualityOptions(EndpointOptions):
     arms: Annotated[str, Option(metavar="NAMES", help=f"With commas, from {ARM_NAMES}.")] = _DEFAULT_ARMS
     limit: Annotated[int, Option(help="Most questions.")] = 500
     passages: Annotated[int | None, Option(help="Most passages of a question; those with the answer stay.")] = None
+    choose: Annotated[
+        str,
+        Option(metavar="FIELDS", help="For the arms chosen, extra and chance: fields of Choice, as keep=5,within=0.1."),
+    ] = ""
     repeats: Annotated[int, Option(help="Calls per question and arm; 2 or more measure the model's own noise.")] = 1
     max_tokens: Annotated[int, Option(help="Most tokens of an answer.")] = 64
     margin: Annotated[float, Option(help="Points that an arm may be worse.")] = 1.0
@@ -71,6 +76,8 @@ class QualityOptions(EndpointOptions):
             raise ValueError(f"arms must be some of {ARM_NAMES}, got {self.arms!r}")
         for arm in self.arm_names:
             check_arm(arm)
+        if given := {"k", "scores"} & parse_choice(self.choose).fields.keys():
+            raise ValueError(f"--choose can't set {', '.join(sorted(given))}, which follow from the questions")
         for name in ("limit", "repeats", "max_tokens"):
             check_least(name, getattr(self, name), 1)
         _check_margin(self.margin)

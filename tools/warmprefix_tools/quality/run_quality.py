@@ -15,6 +15,7 @@ from pathlib import Path
 
 from warmprefix.errors import MissingExtraError
 from warmprefix_openai.outputs import OutputError, check_writable, standard_output
+from warmprefix_tools.choice_option import parse_choice
 from warmprefix_tools.console import plain_table, progress_bar, report_console, write_json, write_text
 from warmprefix_tools.option_checks import STDOUT
 from warmprefix_tools.quality.answer_store import AnswerStore
@@ -82,13 +83,13 @@ def run_quality(options: QualityOptions) -> None:
     if options.stop_when_certain:  # the first questions of a set are often about one text; any of them must do
         questions = random.Random(0).sample(questions, len(questions))  # noqa: S311
     arms = expanded_arms(options.arm_names, questions)
-    prompts = list(prompts_of(arms, questions, system))
+    prompts = list(prompts_of(arms, questions, system, parse_choice(options.choose)))
     if options.dry_run:
         for line in announcement(prompts, options, 0):
             console.print(line)
         return
     with AnswerStore(options.answers) as store:
-        names = ("model", "data", "repeats", "max_tokens", "margin", "stop_when_certain")
+        names = ("model", "data", "choose", "repeats", "max_tokens", "margin", "stop_when_certain")
         baselines = {arm: baseline_of(arm) for arm in arms}
         settings = {**{name: getattr(options, name) for name in names}, "arms": baselines, "system": system}
         store.begin(settings, questions)
