@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warmprefix import Choice, ContextBlock, ContextPlan, ContextPlanner
+from warmprefix import Branch, Choice, ContextBlock, ContextPlan, ContextPlanner
 from warmprefix.twins import twin_groups, twin_key
 
 BODY = (
@@ -163,6 +163,26 @@ def test_newer_versions_of_a_run_stay_behind_each_other() -> None:
     two = ContextBlock("the next part", "a2", 100, score=-3.0, follows=one.fingerprint)
     plan = ContextPlanner().plan([old, other, one, two], choose=Choice(k=3, version=version))
     assert [planned.positions[0] for planned in plan.blocks] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("annotate", ["auto", "labels"])
+@pytest.mark.parametrize("known_by", ["messages", "branch"])
+def test_a_later_turn_refers_to_the_twin_that_the_history_shows(annotate: Any, known_by: str) -> None:
+    planner = ContextPlanner(annotate=annotate)
+    options: dict[str, Any] = {"placement": "tail", "choose": Choice(k=3, twins=True)}
+    names: list[dict[str, Any]] = [{"history": []}, {"history": []}]
+    if known_by == "branch":
+        names = [{"conversation": Branch(None)}, {"conversation": Branch("one")}]
+    first = planner.plan(docs("a2", "b1"), **options, **names[0])
+    planner.commit(first, turn_id="one")
+    if known_by == "messages":
+        names[1] = {"history": [{"role": "user", "content": first.render()}]}
+    plan = planner.plan(docs("a1", "a3", "a2", "c1"), **options, **names[1])
+    assert fed(plan) == ["a2"]
+    assert plan.reference_tokens == 100
+    plan = planner.plan(docs("a1", "a3", "b2", "c1", "b1"), **options, **names[1])
+    assert fed(plan) == ["a1", "b1"]
+    assert [planned.reference is not None for planned in plan.blocks] == [False, True]
 
 
 def test_a_path_holds_one_of_twins_at_most() -> None:

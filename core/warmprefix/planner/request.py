@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["PlanOptions", "QueuedRequest", "RequestPlanner", "ScopeOptions", "let_others_announce", "policy_order"]
 
 _PLACEMENTS = get_args(Placement)
+_MOST_TWINS = 4
+"""Most twins of a candidate that are looked up in the history."""
 
 
 class ScopeOptions(TypedDict, total=False):
@@ -190,7 +192,11 @@ class RequestPlanner:
         if not candidates.are_open or state.writer.separator is not None:
             return draft
         if draft.placement == "tail" and not resolve(draft, record, state.writer).opens_prompt:
-            return draft
+            # A conversation's record answers for the blocks it was asked about; messages and branches for all.
+            has_twins = len(candidates.places) < len(candidates.blocks)
+            if not has_twins or isinstance(record, PreparedTurn):
+                return draft
+            return self._refer(draft, candidates, record)
         with state.lock:
             choices = scope.choices()
             if scope.capacity.is_off and not choices.is_isolated:
@@ -199,6 +205,25 @@ class RequestPlanner:
             if fed == draft.fed:
                 return draft
             scope.queue.take([block.fingerprint for block in draft.blocks])  # announced under these
+        return self._feed(draft, candidates, fed)
+
+    def _refer(self, draft: PlanDraft, candidates: Candidates, record: TurnRecord | None) -> PlanDraft:
+        """Return a draft that feeds the twins that the history shows, so that references replace them."""
+        places = candidates.places[: candidates.k]
+        shown = set[bytes]()
+        for number in range(min(_MOST_TWINS, max(map(len, places)))):
+            tried = self._feed(draft, candidates, sorted([place[: number + 1][-1] for place in places]))
+            resolved = resolve(tried, record, self._state.writer).blocks
+            shown |= {block.fingerprint for block, (_, found) in zip(tried.blocks, resolved, strict=True) if found}
+        known = [[i for i in place if candidates.blocks[i].fingerprint in shown] for place in places]
+        return self._feed(
+            draft, candidates, sorted([[*own, place[0]][0] for own, place in zip(known, places, strict=True)])
+        )
+
+    def _feed(self, draft: PlanDraft, candidates: Candidates, fed: list[int]) -> PlanDraft:
+        """Return a draft of these candidates."""
+        if fed == draft.fed:
+            return draft
         blocks, positions, joined = candidates.feeding(fed)
         labels = ("",) * len(blocks)
         draft = draft._replace(blocks=blocks, positions=positions, joined=joined, labels=labels, fed=fed)
