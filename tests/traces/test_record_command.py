@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
 import signal
@@ -86,6 +87,31 @@ def test_record_needs_no_change_to_the_application(run: Run, tmp_path: Path, app
     assert [request.turn for request in trace.requests] == [1, 2, 3, 4]
     again = run(name, "--", sys.executable, application, cwd=tmp_path)
     assert "Recorded 4 requests to day-2.jsonl" in again.stderr
+
+
+def test_clicks_are_appended_when_the_recording_has_ended(run: Run, tmp_path: Path) -> None:
+    done = run(
+        "day.jsonl.gz",
+        "--",
+        *python(
+            """
+            from warmprefix import Choice, ContextBlock, ContextPlanner
+            planner = ContextPlanner()
+            for n in range(3):
+                found = [ContextBlock(f"Passage {i}.", id=f"p{i}", score=-i) for i in range(n, n + 5)]
+                with planner.planning(found, choose=Choice(2)) as plan:
+                    print('{"request": "%s", "gold": ["p%d"]}' % (plan.id, n + 1))
+            """
+        ),
+        cwd=tmp_path,
+    )
+    assert done.stderr.startswith("Recorded 3 requests to day.jsonl.gz.\n")
+    with (tmp_path / "day.jsonl.gz").open("ab") as file:
+        file.write(gzip.compress(done.stdout.encode()))
+    requests = read_trace(tmp_path / "day.jsonl.gz").requests
+    assert [(len(request.blocks), request.k, request.gold) for request in requests] == [
+        (5, 2, (f"p{n + 1}",)) for n in range(3)
+    ]
 
 
 @pytest.mark.parametrize("asked", [False, True])
