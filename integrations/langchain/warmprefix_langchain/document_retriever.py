@@ -87,7 +87,8 @@ class ContextReuseRetriever(ContextReuseOptions, BaseRetriever):
     ) -> list[Document]:
         most, choose = self._limits(k)
         config: RunnableConfig = {"callbacks": run_manager.get_child()}
-        found = self._searched().invoke(query, config, **self._limit_argument(most), **kwargs)
+        retriever = self.retriever if choose is None else with_scores(self.retriever)
+        found = retriever.invoke(query, config, **_limit_argument(retriever, most), **kwargs)
         scores = found.scores[:most] if isinstance(found, ScoredDocuments) else None
         arranged = self.arranged(as_list(found)[:most], ensure_config(), run_manager, history, choose, scores)
         return append_note(arranged, self.shown_in)
@@ -103,13 +104,11 @@ class ContextReuseRetriever(ContextReuseOptions, BaseRetriever):
     ) -> list[Document]:
         most, choose = self._limits(k)
         config: RunnableConfig = {"callbacks": run_manager.get_child()}
-        found = await self._searched().ainvoke(query, config, **self._limit_argument(most), **kwargs)
+        retriever = self.retriever if choose is None else with_scores(self.retriever)
+        found = await retriever.ainvoke(query, config, **_limit_argument(retriever, most), **kwargs)
         scores = found.scores[:most] if isinstance(found, ScoredDocuments) else None
         arranged = await self.aarranged(as_list(found)[:most], ensure_config(), run_manager, history, choose, scores)
         return append_note(arranged, self.shown_in)
-
-    def _searched(self) -> RetrieverLike:
-        return self.retriever if self.choose is None else with_scores(self.retriever)
 
     def _limits(self, k: int | None) -> tuple[int | None, Choice | None]:
         """Return the most documents to look at, and the choice of those to return."""
@@ -124,9 +123,6 @@ class ContextReuseRetriever(ContextReuseOptions, BaseRetriever):
         most = -(-5 * choose.k // 2) if self.fetch_k is None else max(self.fetch_k, choose.k)
         return most, choose
 
-    def _limit_argument(self, k: int | None) -> dict[str, Any]:
-        return {} if k is None or not _accepts_k(self.retriever) else {"k": k}
-
 
 def _inheritable(config: RunnableConfig | None) -> RunnableConfig:
     """Return the config for inner runs: without the name and the id of this run."""
@@ -134,6 +130,10 @@ def _inheritable(config: RunnableConfig | None) -> RunnableConfig:
     inherited.pop("run_name", None)
     inherited.pop("run_id", None)
     return inherited
+
+
+def _limit_argument(retriever: RetrieverLike, k: int | None) -> dict[str, Any]:
+    return {} if k is None or not _accepts_k(retriever) else {"k": k}
 
 
 def _accepts_k(retriever: Runnable[str, list[Document]]) -> bool:

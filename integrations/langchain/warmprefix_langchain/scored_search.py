@@ -7,8 +7,9 @@ from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
-from langchain_core.runnables import Runnable
+from langchain_core.runnables import Runnable, ensure_config
 from langchain_core.runnables.base import RunnableBindingBase
+from langchain_core.runnables.configurable import DynamicRunnable
 from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
 
 from warmprefix import Choice
@@ -57,9 +58,11 @@ def bound_retriever(retriever: Retriever) -> Retriever:
 def with_scores(retriever: Retriever) -> Retriever:
     """Return a retriever that does the same, and returns `ScoredDocuments` if it is that of a vector store.
 
-    It keeps its bindings, its name and its place in traces. A retriever with a search of its own stays as it is, and so
-    does that of a store without scores.
+    It keeps its bindings, its name and its place in traces; fields that the running config sets are set. A retriever
+    with a search of its own stays as it is, and so does that of a store without scores.
     """
+    if isinstance(retriever, DynamicRunnable):
+        return with_scores(retriever.prepare(ensure_config())[0])
     if isinstance(retriever, RunnableBindingBase):
         return retriever.model_copy(update={"bound": with_scores(retriever.bound)})
     if not isinstance(retriever, VectorStoreRetriever) or not _is_plain(retriever):

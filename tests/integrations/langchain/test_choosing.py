@@ -18,7 +18,7 @@ from langchain_core.callbacks import BaseCallbackHandler, CallbackManagerForRetr
 from langchain_core.documents import BaseDocumentCompressor, Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.messages import HumanMessage
-from langchain_core.runnables import Runnable, RunnableLambda
+from langchain_core.runnables import ConfigurableField, Runnable, RunnableLambda
 from langchain_core.vectorstores import InMemoryVectorStore, VectorStoreRetriever
 
 from warmprefix import Choice, ContextPlanner
@@ -274,6 +274,19 @@ def test_a_search_keeps_its_place_in_traces(planner: ContextPlanner) -> None:
     for choose in (None, CHOICE):
         ContextReuseRetriever(retriever=found, planner=planner, choose=choose).invoke("ship", {"callbacks": [Names()]})
     assert names == ["ContextReuseRetriever", "VectorStoreRetriever"] * 2
+
+
+@both
+async def test_search_options_of_a_call_hold(
+    run: Run, planner: ContextPlanner, ids: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = filled().as_retriever().configurable_fields(search_kwargs=ConfigurableField("search"))
+    retriever = ContextReuseRetriever(retriever=found, planner=planner, choose=CHOICE)
+    for names in ("abc", "def"):
+        search = {"filter": lambda document, names=names: document.id in names}
+        assert {*ids(await run(retriever, "invoke", "ship", {"configurable": {"search": search}}))} == {*names}
+    assert len(await run(retriever, "invoke", "ship")) == 4
+    assert not caplog.records
 
 
 def test_search_options_that_change_later_hold(planner: ContextPlanner, ids: Make) -> None:
