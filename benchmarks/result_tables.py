@@ -33,6 +33,7 @@ def tables() -> dict[str, str]:
         "net": net(read_rows("net_gain")),
         "means": means(online),
         "retention": retention(read_rows("retention_means")),
+        "choice": choice(read_rows("choice_means")),
         "engine": overview(read_rows("engine_ttft")),
         "live": live(read_rows("live_savings")),
         "contract": contract(read_rows("engine_contract")),
@@ -131,6 +132,18 @@ def retention(rows: Sequence[Row]) -> str:
         least = " / ".join(f"{row['least_net_over_base']:+.1f}" for row in own)
         lines.append([arm, hits, nets, least])
     return table(["at 100,000 / 30,000 tokens", "hit ratio", "net", "net over *base*, least trace"], lines)
+
+
+def choice(rows: Sequence[Row]) -> str:
+    lines = []
+    for row in rows:
+        if row["arm"] in ("choice", "chance", "extra", "choice, extra"):
+            size = f"{int(row['cache']):,}" if row["cache"].isdigit() else row["cache"]
+            change = f"{row['change_percent']:+.1f} ({row['worst_change_percent']:+.1f})"
+            gold = f"{row['gold_over_relevance']:+.2f} ({row['least_gold_over_relevance']:+.2f})"
+            chance = f"{row['gold_over_chance']:+.2f}" if "gold_over_chance" in row else ""
+            lines.append([row["arm"], size, change, gold, chance])
+    return table(["", "cache, tokens", "computed tokens (worst)", "gold, points (least)", "gold over chance"], lines)
 
 
 def plugins(rows: Sequence[Row]) -> str:
