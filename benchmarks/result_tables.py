@@ -138,12 +138,12 @@ def choice(rows: Sequence[Row]) -> str:
     lines = []
     for row in rows:
         if row["arm"] in ("choice", "chance", "extra", "choice, extra"):
-            size = f"{int(row['cache']):,}" if row["cache"].isdigit() else row["cache"]
+            size = f"{int(row['cache']):,} tokens" if row["cache"].isdigit() else row["cache"]
             change = f"{row['change_percent']:+.1f} ({row['worst_change_percent']:+.1f})"
             gold = f"{row['gold_over_relevance']:+.2f} ({row['least_gold_over_relevance']:+.2f})"
             chance = f"{row['gold_over_chance']:+.2f}" if "gold_over_chance" in row else ""
-            lines.append([row["arm"], size, change, gold, chance])
-    return table(["", "cache, tokens", "computed tokens (worst)", "gold, points (least)", "gold over chance"], lines)
+            lines.append([f"{row['arm']}, {size}", change, gold, chance])
+    return table(["", "computed tokens (worst)", "gold, points (least)", "gold over chance"], lines)
 
 
 def plugins(rows: Sequence[Row]) -> str:
