@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -234,6 +234,10 @@ class Candidates(NamedTuple):
             fed = sorted(fed, key=ranks.__getitem__)
             blocks = [self.blocks[i] for i in fed]
         return blocks, [self.positions[i] for i in fed], joined
+
+    def fed_at(self, positions: Collection[int]) -> list[int]:
+        """Return the indices of the candidates at these positions, ascending."""
+        return [i for i, places in enumerate(self.positions) if places[0] in positions]
 
     def entered(self, fed: Sequence[int]) -> tuple[int, ...]:
         """Return the positions of the fed candidates whose places relevance alone would not have filled, ascending."""

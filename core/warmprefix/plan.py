@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from warmprefix.annotate import Annotation, Templates
 from warmprefix.blocks import ContextBlock
-from warmprefix.choice import LeftOut
+from warmprefix.choice import Candidates, LeftOut
 from warmprefix.stores import Branch, TurnRecord
 
 __all__ = [
@@ -178,11 +178,8 @@ class ContextPlan:
     cuts prompts; None for a blank line between paragraphs."""
     parent: TurnRecord | None = field(default=None, repr=False)
     """That record, as far as it is known. It travels with the plan, so that a commit needs not read it again."""
-    left_out: tuple[LeftOut, ...] = ()
-    """The candidates that are not fed, in relevance order; empty without `choose`. Blank ones, and repetitions of one
-    that is fed, are not among them."""
-    entered: tuple[int, ...] | None = None
-    """Positions of the fed candidates that relevance alone would have left out, ascending; None without `choose`."""
+    candidates: Candidates | None = field(default=None, repr=False, compare=False)
+    """All candidates of the request; None without `choose`."""
 
     @property
     def total_tokens(self) -> int:
@@ -203,6 +200,19 @@ class ContextPlan:
     def order(self) -> tuple[int, ...]:
         """Positions of the blocks in the request, in planned order."""
         return tuple([planned.positions[0] for planned in self.blocks])
+
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """The candidates that are not fed, in relevance order; empty without `choose`.
+
+        Blank ones, and repetitions of one that is fed, are not among them.
+        """
+        return () if self.candidates is None else self.candidates.left_out(self.candidates.fed_at(self.order))
+
+    @property
+    def entered(self) -> tuple[int, ...] | None:
+        """Positions of the fed candidates that relevance alone would have left out; None without `choose`."""
+        return None if self.candidates is None else self.candidates.entered(self.candidates.fed_at(self.order))
 
     @property
     def reordered(self) -> bool:

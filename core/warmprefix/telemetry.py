@@ -6,12 +6,12 @@ import threading
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from warmprefix.blocks import ContextBlock
-from warmprefix.choice import LeftOut
+from warmprefix.choice import Candidates
 from warmprefix.errors import log_failure
 from warmprefix.forks import fork_safe_lock
 from warmprefix.plan import ContextPlan
@@ -285,19 +285,22 @@ class PlannerMetrics:
         counts["resident_tokens"] += plan.resident_tokens
         counts["reordered_plans"] += [*order] != [*range(len(order))]
         counts["note_tokens"] += plan.note_tokens
-        if plan.entered is not None:
-            self.count_choice(len(plan.blocks), plan.left_out, plan.entered)
+        if plan.candidates is not None:
+            self.count_choice(plan.candidates, plan.order)
         if not plan.opens_prompt:  # only then can there be references
             counts["references"] += len(plan.references)
             counts["reference_tokens"] += plan.reference_tokens
 
-    def count_choice(self, fed: int, left_out: Sequence[LeftOut], entered: Sequence[int]) -> None:
-        """Add what a plan feeds of its candidates to the counters; the caller holds the lock."""
-        counts, reasons = self.counts, [left.reason for left in left_out]
+    def count_choice(self, candidates: Candidates, order: Collection[int]) -> None:
+        """Add the positions of the candidates that are fed to the counters; the caller holds the lock."""
+        counts, fed = self.counts, candidates.fed_at(order)
+        counts["candidate_blocks"] += len(candidates.blocks)
+        if fed == candidates.first and len(candidates.places) == len(candidates.blocks):  # all others by rank
+            return
+        reasons = [left.reason for left in candidates.left_out(fed)]
         exchanged = reasons.count("exchanged")
-        counts["candidate_blocks"] += fed + len(left_out)
         counts["exchanged_blocks"] += exchanged
-        counts["extra_blocks"] += len(entered) - exchanged
+        counts["extra_blocks"] += len(candidates.entered(fed)) - exchanged
         counts["twin_blocks"] += reasons.count("twin")
         counts["superseded_blocks"] += reasons.count("superseded")
 

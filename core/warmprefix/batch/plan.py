@@ -117,7 +117,7 @@ class PlannedRequest:
     def blocks(self) -> tuple[PlannedBlock, ...]:
         """The distinct blocks with text, in planned order."""
         if self.candidates is not None:
-            distinct, positions, joined = self.candidates.feeding(self._fed(self.candidates))
+            distinct, positions, joined = self.candidates.feeding(self.candidates.fed_at(self.order))
         else:
             distinct, positions = evidence_blocks(self.request.blocks)
             joined = joined_blocks(self.request.blocks, positions)
@@ -136,17 +136,14 @@ class PlannedRequest:
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
         """The candidates that are not fed; see `ContextPlan.left_out`."""
-        return () if self.candidates is None else self.candidates.left_out(self._fed(self.candidates))
+        return () if self.candidates is None else self.candidates.left_out(self.candidates.fed_at(self.order))
 
     @property
     def entered(self) -> tuple[int, ...] | None:
         """Positions of the fed candidates that relevance alone would have left out; see `ContextPlan.entered`."""
         if self.candidates is None:
             return None
-        return self.candidates.entered(self._fed(self.candidates))
-
-    def _fed(self, candidates: Candidates) -> list[int]:
-        return [i for i, places in enumerate(candidates.positions) if places[0] in self.order]
+        return self.candidates.entered(self.candidates.fed_at(self.order))
 
     @property
     def plan(self) -> ContextPlan:
@@ -175,8 +172,7 @@ class PlannedRequest:
             note_tokens=writer.tokens(annotation, blocks, note),
             order_annotation=note,
             separator=writer.separator,
-            left_out=self.left_out,
-            entered=self.entered,
+            candidates=self.candidates,
         )
 
     @property

@@ -189,8 +189,9 @@ class BatchSession:
             counts["reordered_plans"] += reordered
             counts["note_tokens"] += note_tokens
             counts["blank_blocks"] += blank
-            for chosen in planned if choose is not None else ():
-                self._state.metrics.count_choice(len(chosen.order), chosen.left_out, chosen.entered or ())
+            for chosen in planned:
+                if chosen.candidates is not None:
+                    self._state.metrics.count_choice(chosen.candidates, chosen.order)
         bound = bound_of_all(bounds)
         return BatchPlan(
             id=batch_id,

@@ -315,8 +315,7 @@ class RequestPlanner:
                 branch=draft.branch,
                 separator=writer.separator,
                 parent=resolution.parent,
-                left_out=() if candidates is None else candidates.left_out(draft.fed),
-                entered=None if candidates is None else candidates.entered(draft.fed),
+                candidates=candidates,
             )
             if reorders:
                 queue.start(plan.id, keys)
