@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -12,7 +12,7 @@ from warmprefix.blocks import ContextBlock, joined_blocks, single_places
 from warmprefix.errors import check_count
 from warmprefix.twins import newest_candidates, twin_groups
 
-__all__ = ["Candidates", "Choice", "LeftOut", "LeftOutReason"]
+__all__ = ["Candidates", "Choice", "LeftOut", "LeftOutReason", "within_noise"]
 
 LeftOutReason = Literal["rank", "exchanged", "twin", "superseded"]
 """Why a candidate is not fed. `"rank"`: there was no place for it. `"exchanged"`: one that costs less has its place.
@@ -118,6 +118,30 @@ def _are_scores(scores: Sequence[Any]) -> bool:
         return all(map(math.isfinite, scores)) and bool not in {*map(type, scores)}
     except (TypeError, ValueError, OverflowError):
         return False
+
+
+def within_noise(runs: Iterable[tuple[Mapping[Hashable, float], Mapping[Hashable, float]]], k: int) -> float:
+    """Return a value for `Choice.within` from two retrieval runs or rerankers: how far they disagree.
+
+    That is the median difference of the losses of candidates that one of them has below rank `k`; see `Choice.losses`.
+    Candidates that only one of them has are ignored. 0 if there are none to compare.
+
+    Args:
+        runs: For each question, the scores of its candidates by both; higher is better.
+        k: Number of candidates that relevance alone would feed.
+
+    >>> within_noise([({"a": 9, "b": 5, "c": 4}, {"a": 0.9, "b": 0.5, "c": 0.3})], k=2)
+    0.25
+    """
+    differences: list[float] = []
+    for first, second in runs:
+        losses = []
+        for scores in (first, second):
+            ranked = sorted([key for key in first if key in second], key=scores.__getitem__, reverse=True)
+            losses.append(dict(zip(ranked, Choice(k).losses([scores[key] for key in ranked]), strict=True)))
+        differences += [abs(loss - losses[1][key]) for key, loss in losses[0].items() if max(loss, losses[1][key]) > 0]
+    differences = sorted([difference for difference in differences if math.isfinite(difference)])
+    return differences[len(differences) // 2] if differences else 0.0
 
 
 _NO_PLACE: tuple[LeftOutReason, None] = "rank", None

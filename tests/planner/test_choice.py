@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from warmprefix import Choice, ContextBlock, ContextPlan, ContextPlanner
+from warmprefix.choice import within_noise
 
 
 def candidates(names: str, scores: Sequence[float] | None = None, tokens: int = 100) -> list[ContextBlock]:
@@ -95,6 +96,16 @@ def test_without_a_spread_only_equal_scores_are_near() -> None:
     assert Choice(k=2).losses([1, 1, 1, 0.9]) == [0, 0, 0, math.inf]
     assert Choice(k=1).losses([3, 3, 2]) == [0, 0, math.inf]
     assert Choice(k=2).losses([]) == []
+
+
+def test_the_noise_of_a_retriever_is_where_two_runs_disagree() -> None:
+    first = {"a": 9, "b": 7, "c": 5, "d": 4.8, "e": 4}
+    assert within_noise([(first, first)], k=3) == 0
+    assert within_noise([(first, {key: score / 10 + 3 for key, score in first.items()})], k=3) == pytest.approx(0)
+    assert within_noise([(first, first | {"d": 5, "c": 4.8, "x": 1})], k=3) == pytest.approx(0.05)
+    assert within_noise([], k=3) == within_noise([({}, {}), ({"a": 1}, {"b": 1})], k=3) == 0
+    with pytest.raises(ValueError, match="finite score"):
+        within_noise([(first, first | {"c": math.nan})], k=3)
 
 
 # -- what is fed ------------------------------------------------------------------------------------------------------
