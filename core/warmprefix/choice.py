@@ -120,7 +120,7 @@ def _are_scores(scores: Sequence[Any]) -> bool:
         return False
 
 
-def within_noise(runs: Iterable[tuple[Mapping[Hashable, float], Mapping[Hashable, float]]], k: int) -> float:
+def within_noise(runs: Iterable[tuple[Mapping[Any, float], Mapping[Any, float]]], k: int) -> float:
     """Return a value for `Choice.within` from two retrieval runs or rerankers: how far they disagree.
 
     That is the median difference of the losses of candidates that one of them has below rank `k`; see `Choice.losses`.
