@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import operator
+import warnings
 from typing import Annotated, Any
 
 import pytest
 from langchain_core.documents import Document
 from langgraph.graph import START, StateGraph
-from llama_index.core.schema import NodeWithScore, TextNode
+
+with warnings.catch_warnings():  # pytest ignores the below only once this file is read
+    warnings.filterwarnings("ignore", "The 'validate_default' attribute")
+    from llama_index.core.schema import NodeWithScore, TextNode
 from typing_extensions import TypedDict
 from workflows import Context, Workflow, step
 from workflows.events import StartEvent, StopEvent
@@ -19,7 +23,11 @@ from warmprefix_chain_of_agents.langgraph import GraphFanOut
 from warmprefix_chain_of_agents.workflows import DocumentsAssigned, DocumentsRead, WorkflowFanOut
 from warmprefix_routing import Agent, AgentRouter
 
-pytestmark = pytest.mark.filterwarnings("ignore:Core Pydantic V1 functionality:UserWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The 'validate_default' attribute"),
+    pytest.mark.filterwarnings("ignore:There is no current event loop:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:Core Pydantic V1 functionality:UserWarning"),
+]
 
 CHOICE = Choice(k=4, keep=1)
 EARLIER = ("xpqr", "ypqr", "zpqr", "abcd")
@@ -138,7 +146,7 @@ async def test_a_workflow_hands_out_the_chosen_documents() -> None:
 
     class Reading(Workflow):
         @step
-        async def share(self, ctx: Context[Any], event: StartEvent) -> DocumentsAssigned | None:
+        async def share(self, ctx: Context, event: StartEvent) -> DocumentsAssigned | None:
             fan_out.send(ctx, nodes(event.names))
             return None
 
@@ -148,7 +156,7 @@ async def test_a_workflow_hands_out_the_chosen_documents() -> None:
                 return Found.after(event, ids=[str(planned.block.id) for planned in plan.blocks])
 
         @step
-        async def gather(self, ctx: Context[Any], event: Found) -> StopEvent | None:
+        async def gather(self, ctx: Context, event: Found) -> StopEvent | None:
             found = fan_out.collect(ctx, event)
             return None if found is None else StopEvent(sorted(id for each in found for id in each.ids))
 
