@@ -2,8 +2,8 @@
 
     python benchmarks/plan_overhead.py [--requests 100,10000,100000] [--against FOLDER]
 
-Requests of 15 blocks over 400 Zipf-distributed topics. Times are those of the CPU. `plan()` and `commit()` are timed on
-existing blocks. Where `blocks` are timed too, they are made from 4 kB texts, which includes hashing, and the prompt is
+Requests of 15 blocks over 400 Zipf-distributed topics; with a choice, 8 of 20 candidates. Times
+are those of the CPU. `plan()` and `commit()` are timed on existing blocks. Where `blocks` are timed too, they are made from 4 kB texts, which includes hashing, and the prompt is
 rendered. Text with brackets costs more, because it is searched for possible labels. If the published `contextpilot`
 package is installed, its `reorder()`, which orders and records, is timed on the same requests, to compare with our
 `plan() + commit()` (on at most 1,000 requests: its cost grows with their number, and it fails at 1,000 children of one
@@ -27,7 +27,7 @@ from pathlib import Path
 
 from common import CLONE, measured_at_once, percentile, print_table, zipf_requests
 from result_files import checkout_commit, write_rows
-from warmprefix import ContextBlock, ContextPlanner
+from warmprefix import Choice, ContextBlock, ContextPlanner
 
 SAMPLES = 3_000
 LAST_SERVED = 100
@@ -78,6 +78,7 @@ def measure(checkpoints: list[int]) -> list[dict[str, object]]:
     for policy in POLICIES:
         planner = ContextPlanner(policy=policy)
         ordering_after(planner, blocks, checkpoints, lambda n, times, name=policy: report(f"plan(), {name}", n, times))  # type: ignore[misc]
+    choosing_after(blocks, checkpoints[:2], report)
     unbounded = ContextPlanner(capacity_tokens=None, max_nodes=10**9)
     ordering_after(unbounded, blocks, checkpoints, lambda n, times: report("plan(), coaccess, unbounded", n, times))
     for name, extra in (("plain text", []), ("text full of [1]", ["[1]"])):
@@ -115,6 +116,29 @@ def ordering_after(
             times.append(time.thread_time() - start)
             planner.abandon(plan)
         report(checkpoint, times)
+
+
+def choosing_after(
+    blocks: list[ContextBlock], checkpoints: list[int], report: Callable[[str, int, Sequence[float]], None]
+) -> None:
+    """Time plans of 8 blocks and of 8 out of 20 candidates, which begin with these 8, in turn."""
+    planners: dict[str, tuple[ContextPlanner, int, Choice | None]] = {"plan(), 8 blocks": (ContextPlanner(), 8, None)}
+    planners["plan(), 8 of 20 candidates"] = ContextPlanner(), 20, Choice(k=8)
+    times: dict[str, list[float]] = {name: [] for name in planners}
+    for number, request in enumerate(zipf_requests(checkpoints[-1] + SAMPLES, k=20), start=1):
+        listed = [
+            ContextBlock(blocks[i].text, i, blocks[i].tokens, 1 / rank) for rank, i in enumerate(request, start=1)
+        ]
+        for name, (planner, count, choose) in planners.items():
+            context = listed[:count]
+            start = time.thread_time()
+            plan = planner.plan(context, choose=choose)
+            times[name].append(time.thread_time() - start)
+            planner.commit(plan)
+        for checkpoint in checkpoints:
+            if number == checkpoint + SAMPLES:
+                for name, taken in times.items():
+                    report(name, checkpoint, taken[-SAMPLES:])
 
 
 def whole(earlier: int, words: list[str]) -> list[float]:

@@ -94,8 +94,7 @@ class PathSearch:
         self._extra = choice.extra
         self._places = k - keep + choice.extra
         self._free = sum(masks[keep:k]) | self._enter
-        self._keys = [block.fingerprint for block in blocks]
-        self._index = {self._keys[i]: i for i in [*held, *may_enter]}
+        self._index = {blocks[i].fingerprint: i for i in [*held, *may_enter]}
         self._saved = {0: 0}
         """The tokens of the first places on each path that was compared."""
         self._first = sum([1 << place[0] for place in places[:k]])
@@ -118,10 +117,10 @@ class PathSearch:
             if placed < len(keys) or not (shared := node.children.keys() & index.keys()):
                 continue
             children, saved, gained = node.children, self._saved[path], self._gained
-            for i in sorted([index[key] for key in shared], reverse=True):
-                child = children[self._keys[i]]
+            for key in sorted(shared, key=index.__getitem__, reverse=True):
+                child = children[key]
                 most = saved + (reach := child.reach) + gained[min(reach // self._least, len(gained) - 1)]
-                if most > self.value and child.resident and not path >> i & 1:
+                if most > self.value and child.resident and not path >> index[key] & 1:
                     stack.append((most, child, 0, path))
 
     def extend(self, path: int, keys: Sequence[bytes]) -> tuple[int, int]:
