@@ -2,12 +2,13 @@
 
     python benchmarks/plan_overhead.py [--requests 100,10000,100000] [--against FOLDER]
 
-Requests of 15 blocks over 400 Zipf-distributed topics; with a choice, 8 of 20 candidates. Times
-are those of the CPU. `plan()` and `commit()` are timed on existing blocks. Where `blocks` are timed too, they are made from 4 kB texts, which includes hashing, and the prompt is
-rendered. Text with brackets costs more, because it is searched for possible labels. If the published `contextpilot`
-package is installed, its `reorder()`, which orders and records, is timed on the same requests, to compare with our
-`plan() + commit()` (on at most 1,000 requests: its cost grows with their number, and it fails at 1,000 children of one
-node). Only a run with the default `--requests` is written to `results/`.
+Requests of 15 blocks over 400 Zipf-distributed topics; with a choice, 8 of 20 candidates. Times are those of the CPU.
+`plan()` and `commit()` are timed on existing blocks. Where `blocks` are timed too, they are made from 4 kB texts,
+which includes hashing, and the prompt is rendered. Text with brackets costs more, because it is searched for possible
+labels. If the published `contextpilot` package is installed, its `reorder()`, which orders and records, is timed on
+the same requests, to compare with our `plan() + commit()` (on at most 1,000 requests: its cost grows with their
+number, and it fails at 1,000 children of one node). Only a run with the default `--requests` is written to
+`results/`.
 
 With `--against`, the packages of another checkout are timed at the same time, by the same script: *before*.
 """
