@@ -79,8 +79,8 @@ class ContextBlock:
             id: The caller's name for the block. It is the label in the prompt if it is short and safe (see
                 `warmprefix.labels`), and unused otherwise. An `int` stands for its decimal digits.
             tokens: Length in tokens, 0 or more; by default a quarter of the UTF-8 bytes, rounded up.
-            score: The retriever's score, for the caller's own use: it neither affects the order nor reaches the
-                prompt, so NaN does no harm.
+            score: The retriever's score, by which a `Choice` decides what is fed. It neither affects the order nor
+                reaches the prompt, so without a choice NaN does no harm.
             pinned: `"start"` or `"end"` keeps the block at that end of the context.
             follows: The block directly in front of it in their source, or its id or fingerprint. If a request lists
                 the two one after the other, plans keep them so. Otherwise it has no effect.
