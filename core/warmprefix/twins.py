@@ -22,7 +22,7 @@ _VERSION = re.compile(
     # Behind a name, a bracket, or a part of a path: it is no price, and no part of another number.
     [vV\d] (?: (?<=^.) | (?<=[\w)]\ .) | (?<=[Vv]ersion:\ .) | (?<=[/=@_(\[-].) | (?<=[^\W\d_]{2}\d) )
     (?! \d?\.\d\d?\.\d{4} | \d{3}\.\d+\.\d )                                                # no date
-    (?: (?<=[vV])\d+(?:\.\d+){0,2} | (?<=\d)\d*(?:\.\d+){1,2} )
+    (?: (?<=v)\d+(?:\.\d+){0,2} | (?<=[V\d])\d*(?:\.\d+){1,2} )
     (?: [-.]?(?:a|alpha|b|beta|rc|dev|post|x)\.?\d* )?
     # In front of the end, a sign that separates, or a part of a documentation: it is in no sentence and no amount.
     (?= \s*$ | \s*[])/>»›|·•:—–-] | \s[^\W_]+[/.:]\w
@@ -32,6 +32,8 @@ _VERSION = re.compile(
     re.VERBOSE,
 )
 _NAMED_VERSION = re.compile(r"/(?:latest|stable|dev)/")
+_DOCUMENTATION = re.compile(r"(?i)\b(?:api|changelog|docs|documentation|manual|release|version)\b")
+"""Words that make a number such as 4.2 a version; elsewhere it may be a price, a measure, or that of a section."""
 _QUOTES = str.maketrans(dict.fromkeys("'`´‘’‚‛“”„‟＂", '"'))
 _END = 96
 """Characters that usually hold the last three words."""
@@ -40,9 +42,10 @@ _END = 96
 def twin_key(text: str) -> str | None:
     r"""Return what twins have in common: all words of their bodies, and their headers but for the version.
 
-    White space and the style of quotation marks make no difference; any other word or sign does. (Of passages that
-    share nine tenths of their runs of five words, a third differ in a number, a negation or a name.) The header is the
-    first line, or the lines `name: value` in front of a blank one. None for a body too short. O(length).
+    White space and the style of quotation marks make no difference, but for the depth of indented lines, as of code;
+    any other word or sign does. (Of passages that share nine tenths of their runs of five words, a third differ in a
+    number, a negation or a name.) The header is the first line, or the lines `name: value` in front of a blank one.
+    None for a body too short. O(length).
 
     >>> body = "Returns the length of the text in characters, and not in bytes, as every caller of it expects."
     >>> twin_key(f"Docs 4.1 > len()\n{body}") == twin_key(f"Docs 4.2 > len()\n{body}")
@@ -54,11 +57,37 @@ def twin_key(text: str) -> str | None:
         header += 1
     if not header or lines[header].strip():
         header = 1
-    title, body = "\n".join(lines[:header]), " ".join(lines[header:]).split()
-    if len(body) < _LEAST_WORDS or len(title) > _MOST_HEADER:
+    title, body = "\n".join(lines[:header]), lines[header:]
+    if len(" ".join(body).split()) < _LEAST_WORDS or len(title) > _MOST_HEADER:
         return None
-    titles = [_VERSION.sub("\0", _NAMED_VERSION.sub("/\0/", " ".join(line.split()))) for line in lines[:header]]
-    return "\n".join([*titles, "", " ".join(body).translate(_QUOTES)])
+    return "\n".join([*map(_without_version, lines[:header]), "", _outline(body).translate(_QUOTES)])
+
+
+def _without_version(line: str) -> str:
+    line = _NAMED_VERSION.sub("/\0/", " ".join(line.split()))
+    is_documentation = _DOCUMENTATION.search(line) is not None
+
+    def mark(found: re.Match[str]) -> str:
+        version = found[0]
+        is_plain = version.count(".") < 2 and version.replace(".", "").isdigit()
+        is_part = line[found.start() - 1 : found.start()] == line[found.end() : found.end() + 1] == "/"
+        return version if is_plain and not is_part and not is_documentation else "\0"
+
+    return _VERSION.sub(mark, line)
+
+
+def _outline(lines: Sequence[str]) -> str:
+    """Return the words of lines, with a line break and the depth where that changes: code may depend on it."""
+    indents, depth, parts = list[int](), 1, list[str]()
+    for line in lines:
+        if words := line.split():
+            indent = len(line.expandtabs()) - len(line.expandtabs().lstrip())
+            indents = [*[outer for outer in indents if outer < indent], indent]
+            if len(indents) != depth:
+                depth = len(indents)
+                parts.append(f"\n{depth}")
+            parts += words
+    return " ".join(parts)
 
 
 def twin_groups(

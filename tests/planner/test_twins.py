@@ -18,6 +18,7 @@ BODY = (
     "Returns the number of characters of the text. Python 3.8 counts surrogates as two, so that no index points into\n"
     "the middle of one; it must not be called before the text is read, and takes 12 ms for Ada's notes of 1843-10-01."
 )
+ONE = BODY.replace("\n", " ")
 
 
 def page(version: str, body: str = BODY) -> str:
@@ -44,7 +45,11 @@ def are_twins(first: str, second: str) -> bool:
         (f"title: length()\nversion: 4.2\n\n{BODY}", f"title: length()\nversion: 5.0\n\n{BODY}"),
         (f"Python 3.8 documentation\n{BODY}", f"Python 3.9 documentation\n{BODY}"),
         (f"Flask 2.1.3, Foreword: Threads\n{BODY}", f"Flask 3.0.3, Foreword: Threads\n{BODY}"),
-        (f"Click 7.1\n\n{BODY}", f"Click 8.0\n\n{BODY}"),
+        (f"Click 7.1.2\n\n{BODY}", f"Click 8.0rc1\n\n{BODY}"),
+        (f"guides/4.2/text\n{BODY}", f"guides/5.0/text\n{BODY}"),
+        # The same outline in other white space.
+        (page("4.2", f"{ONE}\n  {ONE}"), page("4.2", f"{ONE}\n\n    {ONE}")),
+        (page("4.2", f"  {ONE}\n  {ONE}"), page("4.2", f"{ONE} {ONE}")),
     ],
 )
 def test_repeats_of_other_versions_are_twins(first: str, second: str) -> None:
@@ -71,6 +76,17 @@ def test_repeats_of_other_versions_are_twins(first: str, second: str) -> None:
         (f"Widget, $3.99\n{BODY}", f"Widget, $4.99\n{BODY}"),
         (f"Widget: 3.99\n{BODY}", f"Widget: 4.99\n{BODY}"),
         (f"Disk of 1.5 TB\n{BODY}", f"Disk of 2.5 TB\n{BODY}"),
+        *[
+            (header.format(1.5) + f"\n{BODY}", header.format(2.5) + f"\n{BODY}")
+            for header in [
+                "T-Shirt {}", "Price USD {}", "Section {}", "Article {} Liability", "Chapter {}: Texts", "{} Liability",
+                "pH {}", "Rating {}/5", "Drug {} - daily", "Vitamin D3-{}", "Bluetooth {}", "Magnitude {} Earthquake",
+            ]
+        ],
+        (f"V8 Engine\n{BODY}", f"V6 Engine\n{BODY}"),
+        # Code in which white space has a meaning.
+        (page("4.2", f"for a in b:\n    c()\n    d()\n{BODY}"), page("4.2", f"for a in b:\n    c()\nd()\n{BODY}")),
+        (page("4.2", f"a:\n  b:\n    c: 1\n{BODY}"), page("4.2", f"a:\n  b:\n  c: 1\n{BODY}")),
         (f"Growth 2.5 %\n{BODY}", f"Growth 3.5 %\n{BODY}"),
         (f"Host 10.0.0.1\n{BODY}", f"Host 10.0.0.2\n{BODY}"),
         # Lines of wrapped prose, and data about the version itself.
