@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
-from warmprefix.blocks import ContextBlock, joined_blocks, single_places
+from warmprefix.blocks import ContextBlock, evidence_blocks, joined_blocks, single_places
 from warmprefix.errors import check_count
 from warmprefix.twins import newest_candidates, twin_groups
 
@@ -21,6 +21,8 @@ LeftOutReason = Literal["rank", "exchanged", "twin", "superseded"]
 Scores = Literal["similarity", "distance"]
 
 _KEPT = 3
+_LEAVING_SHARE = 1 / 2
+"""How far above rank `k` a candidate that leaves may score, as a share of what those that enter may score below."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,16 @@ class Choice:
             return [(last - value) / spread for value in values]
         return [0.0 if value == last else math.copysign(math.inf, last - value) for value in values]
 
+    def near_equals(self, losses: Sequence[float], k: int) -> tuple[range, range]:
+        """Return the places of which some may be exchanged for others, as far as scores tell: before and beyond `k`.
+
+        Args:
+            losses: Of all places; see `losses`.
+            k: Number of places that relevance alone fills.
+        """
+        first = max(min(self.kept, k), bisect_left(losses, -self.within * _LEAVING_SHARE))
+        return range(first, k), range(k, max(k, bisect_right(losses, self.within)))
+
 
 def _are_scores(scores: Sequence[Any]) -> bool:
     try:
@@ -172,11 +184,11 @@ class Candidates(NamedTuple):
     first one, or a twin."""
     losses: Sequence[float]
     """Of each place; see `Choice.losses`."""
-    k: int
-    """Number of places that relevance alone would fill."""
-    reach: int
-    """Number of first places that may be filled at all."""
-    are_open: bool
+    leaving: range
+    """Of the places that relevance alone would fill, those that may stay empty; see `Choice.near_equals`."""
+    entering: range
+    """The places behind these that may be filled."""
+    are_open: bool = False
     """True if the candidates that relevance alone would feed have twins, or may be exchanged."""
     newer: Mapping[int, Sequence[int]] = {}
     """The newer candidates of each that is superseded."""
@@ -186,21 +198,26 @@ class Candidates(NamedTuple):
         cls,
         choice: Choice,
         listed: Sequence[ContextBlock],
-        blocks: Sequence[ContextBlock],
-        positions: Sequence[tuple[int, ...]],
         on_error: Callable[[], object],
+        order_locked: bool = False,
     ) -> Candidates:
-        """Return distinct candidates with checked scores; see `Choice.losses`.
+        """Return the candidates of a request, with checked scores.
 
         Args:
             choice: The settings.
             listed: The request.
-            blocks: Its distinct blocks, without blank ones.
-            positions: The places of each in it.
             on_error: Called while an exception of a caller's function is handled.
+            order_locked: True if the request keeps its order.
+
+        Raises:
+            TypeError: `choice` is not a `Choice`.
+            ValueError: The order is locked, or as for `Choice.losses`.
         """
         if not isinstance(choice, Choice):
             raise TypeError(f"choose must be a Choice or None, got {type(choice).__name__}")
+        if order_locked:
+            raise ValueError("choose must be None with order_locked=True: a choice pays by the order that it allows")
+        blocks, positions = evidence_blocks(listed)
         scores = [block.score for block in blocks]
         losses = choice.losses(scores, [places[0] for places in positions])
         k = min(choice.k, len(blocks))
@@ -230,19 +247,34 @@ class Candidates(NamedTuple):
                 first = sorted(alike.keys() | {*range(len(places))}.difference(free))
                 places, losses = [alike.get(place, places[place]) for place in first], [losses[i] for i in first]
                 k = sum([place < k for place in first])
-        reach = max(k, bisect_right(losses, choice.within))
-        is_plain = len(places) == len(blocks)
-        are_open = reach > k or not is_plain
-        if are_open:
-            able = blocks[:reach] if is_plain else [blocks[i] for i in sorted([i for p in places[:reach] for i in p])]
-            # Of pinned blocks and of runs, each would restrict the places of others.
-            are_open = not ([block for block in able if block.pinned] or joined_blocks(able, single_places(len(able))))
-        return cls(choice, blocks, positions, places, losses, k, reach, are_open, newer)
+        candidates = cls(choice, blocks, positions, places, losses, *choice.near_equals(losses, k), newer=newer)
+        if not candidates.entering and candidates.are_single:
+            return candidates
+        able = [blocks[i] for i in candidates.usable]
+        if [block for block in able if block.pinned] or joined_blocks(able, single_places(len(able))):
+            return candidates  # of pinned blocks and of runs, each would restrict the places of others
+        return candidates._replace(are_open=True)
+
+    @property
+    def k(self) -> int:
+        """Number of places that relevance alone would fill."""
+        return self.entering.start
+
+    @property
+    def are_single(self) -> bool:
+        """True if each candidate is the only one of its place: none has twins or is superseded."""
+        return len(self.places) == len(self.blocks)
+
+    @property
+    def usable(self) -> list[int]:
+        """Indices of the candidates that may be fed, ascending."""
+        places = self.places[: self.entering.stop]
+        return sorted([i for place in places for i in place])
 
     @property
     def first(self) -> list[int]:
         """Indices of the candidates that relevance alone would feed, ascending."""
-        if len(self.places) == len(self.blocks):
+        if self.are_single:
             return [*range(self.k)]
         return sorted([place[0] for place in self.places[: self.k]])
 
@@ -253,7 +285,7 @@ class Candidates(NamedTuple):
         """
         blocks = [self.blocks[i] for i in fed]
         joined = joined_blocks(blocks, single_places(len(blocks)))
-        if len(self.places) < len(self.blocks) and not joined:
+        if not self.are_single and not joined:
             ranks = {i: rank for rank, place in enumerate(self.places) for i in place}
             fed = sorted(fed, key=ranks.__getitem__)
             blocks = [self.blocks[i] for i in fed]
@@ -283,7 +315,7 @@ class Candidates(NamedTuple):
         for place in self.places[:k]:
             if chosen.isdisjoint(place):
                 found[place[0]] = "exchanged", next(entering, None)
-        if len(self.places) < len(self.blocks):
+        if not self.are_single:
             for place in self.places:
                 standing = next((i for i in place if i in chosen), None)
                 found |= dict.fromkeys(place[standing is None :], ("twin", standing))

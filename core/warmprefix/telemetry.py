@@ -295,7 +295,7 @@ class PlannerMetrics:
         """Add the positions of the candidates that are fed to the counters; the caller holds the lock."""
         counts, fed = self.counts, candidates.fed_at(order)
         counts["candidate_blocks"] += len(candidates.blocks)
-        if fed == candidates.first and len(candidates.places) == len(candidates.blocks):  # all others by rank
+        if fed == candidates.first and candidates.are_single:  # all others by rank
             return
         reasons = [left.reason for left in candidates.left_out(fed)]
         exchanged = reasons.count("exchanged")

@@ -109,21 +109,13 @@ class RecentReads:
     def choose(self, candidates: Candidates) -> list[int]:
         """Return the indices of the candidates to read, ascending, and count them as read."""
         may_enter, may_leave = self._exposure.allowed(candidates)
-        keys, beyond, fed = [block.fingerprint for block in candidates.blocks], {*may_enter}, candidates.first
-        if candidates.are_open:
-            held = [
-                next(
-                    (
-                        key
-                        for i in place
-                        if (key := keys[i]) in self._cache.blocks and (p < candidates.k or i in beyond)
-                    ),
-                    b"",
-                )
-                for p, place in enumerate(candidates.places[: candidates.reach])
-            ]
-            view = PrefixView(PrefixTree(), (), [[*filter(None, held)]])
-            fed = choose_candidates(candidates, view, may_enter, may_leave)
+        keys, beyond, held = [block.fingerprint for block in candidates.blocks], {*may_enter}, self._cache.blocks
+        usable = [
+            [keys[i] for i in place if keys[i] in held and (p < candidates.k or i in beyond)]
+            for p, place in enumerate(candidates.places)
+        ]
+        view = PrefixView(PrefixTree(), (), [[twins[0] for twins in usable if twins]])
+        fed = choose_candidates(candidates, view, may_enter, may_leave)
         self._exposure.add([keys[i] for i in fed], [keys[i] for i in fed if i in beyond])
         for i in fed:
             self._cache.use(keys[i], candidates.blocks[i].tokens)

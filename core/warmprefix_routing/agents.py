@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from warmprefix.blocks import ContextBlock, as_blocks, distinct_blocks, evidence_blocks, joined_blocks, single_places
+from warmprefix.blocks import ContextBlock, as_blocks, distinct_blocks, joined_blocks, single_places
 from warmprefix.choice import Candidates, Choice
 from warmprefix.errors import NoAgentError
 from warmprefix.order_sharing import LearnedOrder, NoSharing, OrderSharing
@@ -169,14 +169,14 @@ class AgentRouter(Fleet[AgentTenant]):
         """
         blocks = as_blocks(blocks)
         check_request(conversation, tenant=tenant)
-        distinct, places = distinct_blocks(blocks) if choose is None else evidence_blocks(blocks)
-        candidates = None if choose is None else Candidates.checked(choose, blocks, distinct, places, _log_choice)
+        candidates = None if choose is None else Candidates.checked(choose, blocks, _log_choice)
         self.catch_up(tenant)
         with self._lock:
             names = list(self._members) if agents is None else self._available(agents)
             if not names:
                 raise NoAgentError("no agent is available")
             if candidates is None:
+                distinct, places = distinct_blocks(blocks)
                 given = distinct, places, joined_blocks(blocks, places)
                 return self._assign(tenant, conversation, *given, names, together)
             chosen = self._tenants.use(tenant).choose(candidates, conversation)

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warmprefix import Choice
-from warmprefix.ordering.choosing import LEAVING_SHARE
-from warmprefix_tools.chance_swaps import _LEAVING_SHARE, chance_swaps
+from warmprefix_tools.chance_swaps import chance_swaps
 
 
 @given(
@@ -33,9 +32,7 @@ def test_swaps_stay_within_the_choice(
     entered = [position for position in fed if position >= k]
     assert all(losses[position] <= within for position in entered)
     left = {*range(min(k, len(scores)))} - {*fed}
-    may_leave = {
-        position for position in range(choice.kept, min(k, len(scores))) if -losses[position] <= within * LEAVING_SHARE
-    }
+    may_leave = {position for position in range(choice.kept, min(k, len(scores))) if -losses[position] <= within / 2}
     assert left <= may_leave
     assert len(left) == min(swaps, len(may_leave), sum(loss <= within for loss in losses[k:]))
     assert len(left) <= len(entered) <= len(left) + extra
@@ -48,10 +45,6 @@ def test_all_candidates_enter_about_as_often() -> None:
     entered = Counter(each[-1] for each in fed)
     assert set(entered) == {4, 5, 6}
     assert all(150 < times < 250 for times in entered.values())
-
-
-def test_it_leaves_out_what_a_choice_may_leave_out() -> None:
-    assert _LEAVING_SHARE == LEAVING_SHARE
 
 
 def test_scores_are_checked() -> None:

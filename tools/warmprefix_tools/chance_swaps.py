@@ -9,9 +9,6 @@ from warmprefix import Choice
 
 __all__ = ["chance_swaps"]
 
-_LEAVING_SHARE = 1 / 2
-"""How far above rank `k` a candidate that leaves may score, as a share of `Choice.within`."""
-
 
 def chance_swaps(scores: Sequence[float], choice: Choice, swaps: int, rng: random.Random, extra: int = 0) -> list[int]:
     """Return the positions of the candidates to feed, ascending.
@@ -22,10 +19,8 @@ def chance_swaps(scores: Sequence[float], choice: Choice, swaps: int, rng: rando
     Raises:
         ValueError: As of `Choice.losses`.
     """
-    losses, within = choice.losses(scores), choice.within
-    first = range(min(choice.k, len(losses)))
-    may_leave = [position for position in first[choice.kept :] if -losses[position] <= within * _LEAVING_SHARE]
-    may_enter = [position for position in range(len(first), len(losses)) if losses[position] <= within]
+    first = range(min(choice.k, len(scores)))
+    may_leave, may_enter = choice.near_equals(choice.losses(scores), len(first))
     swaps = min(swaps, len(may_enter), len(may_leave))
     left = set(rng.sample(may_leave, swaps))
     entered = rng.sample(may_enter, min(swaps + extra, len(may_enter)))

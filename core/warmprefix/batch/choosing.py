@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from itertools import chain, count
+from itertools import count
 
 from warmprefix.batch.merge import MergePlanner
 from warmprefix.batch.plan import BatchRequest
 from warmprefix.batch.planners import no_progress
 from warmprefix.batch.scope_plan import NumberedRequests
-from warmprefix.blocks import evidence_blocks
 from warmprefix.choice import Candidates, Choice
-from warmprefix.ordering.choosing import FIRST_REQUESTS, LEAVING_SHARE, PathSearch
+from warmprefix.ordering.choosing import FIRST_REQUESTS, PathSearch
 
 __all__ = ["candidates_of", "feedings"]
 
@@ -33,9 +31,7 @@ def candidates_of(request: BatchRequest, choice: Choice, on_error: Callable[[], 
         ValueError: The request has a locked order, or scores by which nothing can be chosen.
     """
     try:
-        if request.order_locked:
-            raise ValueError("choose must be None with order_locked=True")
-        return Candidates.checked(choice, request.blocks, *evidence_blocks(request.blocks), on_error)
+        return Candidates.checked(choice, request.blocks, on_error, request.order_locked)
     except ValueError as error:
         raise ValueError(f"request {request.id!r}: {error}") from None
 
@@ -54,10 +50,7 @@ def feedings(
     yield _places(listed, fed)
     if resident not in (None, fed):
         yield _places(listed, resident)
-    usable = [
-        sorted(chain(*candidates.places[: candidates.reach])) if candidates.are_open else candidates.first
-        for candidates in listed
-    ]
+    usable = [candidates.usable if candidates.are_open else candidates.first for candidates in listed]
     if usable == fed:
         return
     batch = NumberedRequests(
@@ -75,21 +68,19 @@ def feedings(
     entered = Counter[int]()
     most = choice.most * (len(listed) + FIRST_REQUESTS)
     for extra in sorted({0, choice.extra}):
-        stage = replace(choice, extra=extra)
         for i in [*range(len(listed))] * _PASSES:
             candidates, number = listed[i], numbers[i]
-            beyond = [j for place in candidates.places[candidates.k :] for j in place if j in number]
+            beyond = [j for p in candidates.entering for j in candidates.places[p] if j in number]
             tree.add(orders[i], -1)
             fed_to.subtract([number[j] for j in fed[i]])
             entered.subtract([number[j] for j in fed[i] if j in beyond])
-            may_leave = {
-                j
-                for place, loss in zip(candidates.places[: candidates.k], candidates.losses, strict=False)
-                for j in place
-                if -loss <= choice.within * LEAVING_SHARE and fed_to[number.get(j, -1)] >= _LEAST_FED
-            }
+            may_leave = [
+                p
+                for p in candidates.leaving
+                if max([fed_to[number.get(j, -1)] for j in candidates.places[p]]) >= _LEAST_FED
+            ]
             may_enter = [j for j in beyond if entered[number[j]] + 1 <= most]
-            search = PathSearch(candidates._replace(choice=stage), may_enter, may_leave, behind=0.0)
+            search = PathSearch(candidates, may_enter, may_leave, extra, behind=0.0)
             path = tree.best_path(search, [(number[j], candidates.blocks[j].fingerprint) for j in usable[i]])
             fed[i] = search.fed()
             orders[i] = [*path, *[number[j] for j in fed[i] if number[j] not in path]]

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Sequence, Set
+from collections.abc import Collection, Iterable, Sequence
 from itertools import accumulate
 
 from warmprefix.choice import Candidates
 from warmprefix.ordering.policies import PrefixView
 from warmprefix.prefix.eviction import TreeNode
 
-__all__ = ["FIRST_REQUESTS", "LEAVING_SHARE", "Exposure", "PathSearch", "choose_candidates"]
+__all__ = ["FIRST_REQUESTS", "Exposure", "PathSearch", "choose_candidates"]
 
-LEAVING_SHARE = 1 / 2
-"""How far above rank `k` a candidate that leaves may score, as a share of what those that enter may score below."""
 _EDGES = 128
 """Most edges that a search walks."""
 _PRICE = 0.5
@@ -25,7 +23,7 @@ _BEHIND = 0.5
 
 
 def choose_candidates(
-    candidates: Candidates, view: PrefixView, may_enter: Collection[int], may_leave: Set[int]
+    candidates: Candidates, view: PrefixView, may_enter: Collection[int], may_leave: Collection[int]
 ) -> list[int]:
     """Return the indices of the candidates to feed, ascending: the first `k` unless others save more than they cost.
 
@@ -36,12 +34,13 @@ def choose_candidates(
         candidates: The candidates.
         view: The content of the cache.
         may_enter: The indices of the candidates beyond the first places that may be fed.
-        may_leave: The indices of the candidates in the first places that need not be fed.
+        may_leave: The first places that may stay empty.
     """
-    are_free = may_enter and (may_leave or candidates.choice.extra)
-    if not are_free and len(candidates.places) == len(candidates.blocks):
+    extra = candidates.choice.extra
+    can_change = (may_enter and (may_leave or extra)) or not candidates.are_single
+    if not (candidates.are_open and can_change):
         return candidates.first
-    search = PathSearch(candidates, may_enter, may_leave)
+    search = PathSearch(candidates, may_enter, may_leave, extra)
     search.walk_tree(view)
     for order in view.in_flight:
         search.extend(0, order)
@@ -55,34 +54,35 @@ class PathSearch:
         candidates: The candidates.
         may_enter: See `choose_candidates`.
         may_leave: See `choose_candidates`.
+        extra: Most candidates in addition to the first places.
         behind: Share of the tokens of the first places that stand in front of candidates in addition to them, unless
             one of these places follows on the path: what is computed behind them can only be shared with them.
     """
 
     def __init__(
-        self, candidates: Candidates, may_enter: Collection[int], may_leave: Set[int], behind: float = _BEHIND
+        self,
+        candidates: Candidates,
+        may_enter: Collection[int],
+        may_leave: Iterable[int],
+        extra: int,
+        behind: float = _BEHIND,
     ) -> None:
-        choice, blocks, places, k = candidates.choice, candidates.blocks, candidates.places, candidates.k
-        losses, keep = candidates.losses, min(choice.kept, k)
+        blocks, places, losses, k = candidates.blocks, candidates.places, candidates.losses, candidates.k
         self._tokens = tokens = [block.tokens for block in blocks]
         self._twins: Sequence[int] = ()
-        if len(places) == len(blocks):  # the usual case
+        if candidates.are_single:  # the usual case
             held = [*range(k)]
             masks: Sequence[int] = [1 << i for i in held]
             entering = [(i, i) for i in may_enter]
         else:
             held = [i for place in places[:k] for i in place]
             masks = [sum([1 << i for i in place]) for place in places]
-            self._twins = [mask for mask, place in zip(masks, places, strict=True) if len(place) > 1]
-            entering = [(p, i) for p in range(k, candidates.reach) for i in places[p] if i in may_enter]
+            self._twins = [mask for mask in masks if mask.bit_count() > 1]
+            entering = [(p, i) for p in candidates.entering for i in places[p] if i in may_enter]
         total = sum([tokens[places[p][0]] for p in range(k)])
         self._enough = behind * total
         price = _PRICE * total / max(k, 1)
-        gains = [
-            (gain, masks[p])
-            for p in range(keep, k)
-            if not may_leave.isdisjoint(places[p]) and (gain := tokens[places[p][0]] + price * losses[p]) > 0
-        ]
+        gains = [(gain, masks[p]) for p in may_leave if (gain := tokens[places[p][0]] + price * losses[p]) > 0]
         self._gains = sorted(gains, reverse=True)
         """What it is worth to leave out each place that may stay empty, the best first."""
         self._least = max(min([tokens[i] for i in may_enter], default=0), 1)
@@ -91,9 +91,9 @@ class PathSearch:
         self._costs = {1 << i: price * losses[p] for p, i in entering}
         self._enter = sum(self._costs)
         self._held = sum(masks[:k])
-        self._extra = choice.extra
-        self._places = k - keep + choice.extra
-        self._free = sum(masks[keep:k]) | self._enter
+        self._free = sum([mask for _, mask in gains]) | self._enter
+        """The candidates of which a path holds no more than there are `_places`: others are fed anyway."""
+        self._places = len(gains) + extra
         self._index = {blocks[i].fingerprint: i for i in [*held, *may_enter]}
         self._saved = {0: 0}
         """The tokens of the first places on each path that was compared."""
@@ -146,7 +146,7 @@ class PathSearch:
         return path, placed
 
     def _worth(self, path: int) -> float:
-        """Return the tokens that a path saves, about; -1 if it has more candidates beyond the places than it may."""
+        """Return the tokens that a path saves, about."""
         value: float = self._saved[path]
         entering = path & self._enter
         for gain, mask in self._gains:
@@ -155,10 +155,8 @@ class PathSearch:
             if not path & mask:
                 value += gain - self._costs[entering & -entering]
                 entering &= entering - 1
-        extra = entering.bit_count()
-        if extra > self._extra:
-            return -1.0
-        return value + _EXTRA_WORTH * extra if self._saved[path] >= self._enough else value
+        is_behind = self._saved[path] >= self._enough
+        return value + _EXTRA_WORTH * entering.bit_count() * is_behind
 
     def fed(self) -> list[int]:
         """Return the indices of the candidates to feed, ascending."""
@@ -212,28 +210,18 @@ class Exposure:
             for key, (times, choices) in self._passages.items():
                 self._passages[key] = times / _LARGEST, choices / _LARGEST
 
-    def __contains__(self, key: bytes) -> bool:
-        return key in self._passages
-
-    def allowed(self, candidates: Candidates) -> tuple[list[int], set[int]]:
+    def allowed(self, candidates: Candidates) -> tuple[list[int], list[int]]:
         """Return `may_enter` and `may_leave` of `choose_candidates`."""
-        choice, blocks, places, k = candidates.choice, candidates.blocks, candidates.places, candidates.k
-        seen, limit = self._passages, choice.most * (self._requests + FIRST_REQUESTS * self._weight)
+        blocks, places, seen = candidates.blocks, candidates.places, self._passages
+        limit = candidates.choice.most * (self._requests + FIRST_REQUESTS * self._weight)
         may_enter = [
             i
-            for place in places[k : candidates.reach]
-            for i in place
+            for p in candidates.entering
+            for i in places[p]
             if (counts := seen.get(blocks[i].fingerprint)) is None or counts[1] <= limit
         ]
-        least = -choice.within * LEAVING_SHARE
         # A passage that was never fed is likelier the answer to a new question, and so each passage is fed once.
-        may_leave = {
-            i
-            for p in range(min(choice.kept, k), k)
-            if candidates.losses[p] >= least
-            for i in places[p]
-            if blocks[i].fingerprint in seen
-        }
+        may_leave = [p for p in candidates.leaving if [i for i in places[p] if blocks[i].fingerprint in seen]]
         return may_enter, may_leave
 
     @property

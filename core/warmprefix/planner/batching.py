@@ -215,7 +215,7 @@ class BatchSession:
         with self._state.lock:
             state = self._state.use(scope)
             choices, in_flight = state.choices(), [order for _, order in state.queue.flights.values()]
-            return [each.first if not each.are_open else choices.choose(each, in_flight) for each in listed]
+            return [choices.choose(each, in_flight) for each in listed]
 
     def _plan_fed(
         self,

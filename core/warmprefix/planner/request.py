@@ -111,13 +111,8 @@ class RequestPlanner:
         distinct, positions = evidence_blocks(listed)
         candidates = None
         if choose is not None:
-            if order_locked:
-                raise ValueError(
-                    "choose must be None with order_locked=True: a choice pays by the order that it allows"
-                )
-            candidates = Candidates.checked(
-                choose, listed, distinct, positions, partial(self._state.metrics.degrade, "choice")
-            )
+            on_error = partial(self._state.metrics.degrade, "choice")
+            candidates = Candidates.checked(choose, listed, on_error, order_locked)
         joined = joined_blocks(listed, positions) if candidates is None else frozenset()
         branch = None
         if isinstance(conversation, Branch):
@@ -193,8 +188,7 @@ class RequestPlanner:
             return draft
         if draft.placement == "tail" and not resolve(draft, record, state.writer).opens_prompt:
             # A conversation's record answers for the blocks it was asked about; messages and branches for all.
-            has_twins = len(candidates.places) < len(candidates.blocks)
-            if not has_twins or isinstance(record, PreparedTurn):
+            if candidates.are_single or isinstance(record, PreparedTurn):
                 return draft
             return self._refer(draft, candidates, record)
         with state.lock:
