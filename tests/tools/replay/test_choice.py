@@ -91,7 +91,7 @@ def test_extra_passages_worked_out_by_hand() -> None:
 
 
 def test_twins_worked_out_by_hand() -> None:
-    texts: dict[BlockId, str] = {name: f"Guide {name}\nDig. {'Sow. ' * 20}" for name in ("1.0", "2.0", "3.0")}
+    texts: dict[BlockId, str] = {name: f"Docs {name}\nDig. {'Sow. ' * 20}" for name in ("1.0", "2.0", "3.0")}
     tokens = dict.fromkeys([*texts, "B", "C"], 1_000)
     requests = (
         TraceRequest(0, ("1.0", "2.0", "B", "C"), scores=(3.0, 2.5, 2.0, 1.0), gold=("2.0", "B")),
@@ -118,7 +118,7 @@ def test_the_control_feeds_as_many_passages_as_the_choice(entries: tuple[Library
         for place, (block, score) in enumerate(retriever.scored(question.query, 10)):
             for version in ("3.1", "3.2")[(number + place) % 4 == 0 :]:
                 name = f"{version} {block.fingerprint.hex()}"
-                texts[name], tokens[name] = f"Python {version}\n{block.text}", block.tokens
+                texts[name], tokens[name] = f"Python docs {version}\n{block.text}", block.tokens
                 found[name] = score
         requests.append(TraceRequest(number, tuple(found), scores=tuple(found.values())))
     workload = Workload(
