@@ -17,6 +17,7 @@ from warmprefix_telemetry.trace_recorder import TraceRecorder
 from warmprefix_tools.choice_option import parse_choice
 from warmprefix_tools.demo.corpus import LibraryEntry
 from warmprefix_tools.demo.questions import ask
+from warmprefix_tools.replay.comparison import choice_summary
 from warmprefix_tools.replay.results import EvidenceCounts
 from warmprefix_tools.replay.simulation import Replay
 from warmprefix_tools.replay.workload import Workload
@@ -159,6 +160,33 @@ def test_without_a_choice_a_request_feeds_its_own_first_blocks() -> None:
 def test_a_trace_that_nothing_can_be_chosen_from_is_an_error(request_: TraceRequest, choose: str, message: str) -> None:
     with pytest.raises(TraceError, match=message):
         Workload(by_hand(request_), choose=parse_choice(choose))
+
+
+def test_requests_that_nothing_can_be_chosen_for_are_fed_their_first_blocks() -> None:
+    odd = [
+        replace(
+            asked(5, "ADB", 3.0, 2.0, 1.95, gold="D"), scores=()
+        ),  # fed as it was found, because a score was missing
+        asked(6, "AEFB", 1.0, 2.0, 3.0, 4.0, gold="F", k=3),
+        asked(7, ""),
+    ]
+    option = parse_choice("k=2,keep=1,within=0.1")
+    workload = Workload(by_hand(*CLOSE.requests, *odd), choose=option)
+    assert [request.relevance for request in workload.requests[5:]] == [(0, 1), (0, 1), ()]
+    result = Replay(workload).run_choice(None)
+    alone = Replay(Workload(by_hand(*CLOSE.requests), choose=option)).run_choice(None)
+    for run, plain in ((result.chosen, alone.chosen), (result.chance, alone.chance), (result.first, alone.first)):
+        assert run.evidence is not None
+        assert plain.evidence is not None
+        assert (run.evidence.exchanged, run.evidence.fed) == (plain.evidence.exchanged, plain.evidence.fed + 4)
+        assert run.evidence.gold_lost_requests == plain.evidence.gold_lost_requests
+    assert [error.partition(" ")[2][:17] for error in result.errors] == ["5 has no scores t", "6: candidates mus"]
+    assert choice_summary(result).endswith(
+        "Nothing can be chosen for 2 requests, which count with their first passages: request 5 has no scores to "
+        "choose by; `record` writes them if each block has one."
+    )
+    own = Workload(by_hand(asked(0, "AB", 2, 1, k=1), asked(1, "ABC")), choose=parse_choice(""))
+    assert [request.relevance for request in own.requests] == [(0,), (0, 1, 2)]  # without a k, all were fed
 
 
 @pytest.mark.parametrize(

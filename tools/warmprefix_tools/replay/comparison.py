@@ -113,6 +113,11 @@ def choice_summary(choice: ChoiceResult) -> str:
             f" passage of gold that relevance feeds{twins}, and {evidence.gold_won_requests} would have one that it"
             f" does not; with as many passages drawn by lot, {drawn.gold_lost_requests} and {drawn.gold_won_requests}."
         )
+    if choice.errors:
+        sentences.append(
+            f"Nothing can be chosen for {counted(len(choice.errors), 'request')}, which count with their first"
+            f" passages: {choice.errors[0]}."
+        )
     return " ".join(sentences)
 
 

@@ -73,7 +73,9 @@ class ChanceControl:
     def observe(self, request: ReplayRequest, order: ContextOrder) -> None:
         """Receive a request of the choice, and draw for it."""
         choice = request.choice
-        assert choice is not None
+        if choice is None:
+            self._drawn.append(request.relevance)
+            return
         exchanged = len(_positions(order, "exchanged"))
         # Each place of a twin or an older version is that of the passage which stands for it.
         places = {i: i for i in range(len(request.blocks))}

@@ -222,6 +222,8 @@ class ChoiceResult:
     """The first `k` with as many exchanged and extra passages of the same tolerance, drawn by lot, ordered."""
     candidates: int
     """Most candidates of a request."""
+    errors: tuple[str, ...] = ()
+    """Why nothing could be chosen for some requests, which count with their first blocks."""
 
     @property
     def arms(self) -> dict[str, ReplayResult]:

@@ -189,6 +189,7 @@ def _choice_as_json(choice: ChoiceResult) -> dict[str, Any]:
         "k": result.k,
         "candidates": choice.candidates,
         "requests": result.requests,
+        "unchosen_requests": len(choice.errors),
     }
     for name in ("relevance", "first", "chosen", "chance"):
         arm: ReplayResult = getattr(choice, name)

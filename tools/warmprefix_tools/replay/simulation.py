@@ -153,6 +153,7 @@ class Replay:
             chosen=chosen,
             chance=replace(drawn, evidence=replace(drawn.evidence, **same)),
             candidates=self.workload.candidates,
+            errors=tuple(self.workload.errors),
         )
 
     def run_arranger(

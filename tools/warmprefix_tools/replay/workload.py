@@ -50,17 +50,21 @@ class Workload:
     def __init__(self, trace: Trace, k: int | None = None, choose: ChoiceOption | None = None) -> None:
         """Take the first `k` blocks of each request; None for the request's own `k`, or at most `DEFAULT_K`.
 
-        With a choice, these are the candidates; None for all.
+        With a choice, these are the candidates; None for all. A request that has no places or scores to choose by, or
+        scores out of order, is fed its first blocks.
 
         Raises:
-            TraceError: A request has no places or scores to choose by, or the scores are out of order.
+            TraceError: There is nothing to choose by in any request.
             ValueError: `k` is below 1.
         """
         if k is not None and k < 1:
             raise ValueError(f"k must be 1 or more, got {k}")
         self.name = trace.name
         self.choose = choose
-        self.requests = tuple(_requests(trace, k, choose))
+        choices, errors = _choices(trace, choose)
+        self.errors = errors
+        """Why nothing can be chosen for some requests, with a choice."""
+        self.requests = tuple(_requests(trace, k, choose, choices))
         most = max((len(request.blocks) for request in trace.requests), default=0)
         if choose is not None:
             self.k = max((len(request.relevance) for request in self.requests), default=0)
@@ -77,17 +81,21 @@ class Workload:
         """No block has this number or a higher one."""
 
 
-def _requests(trace: Trace, k: int | None, choose: ChoiceOption | None) -> Iterator[ReplayRequest]:
+def _requests(
+    trace: Trace, k: int | None, choose: ChoiceOption | None, choices: Sequence[Choice | None]
+) -> Iterator[ReplayRequest]:
     blocks: dict[BlockId, ContextBlock] = {}
     keys: dict[tuple[str | None, BlockId], int] = {}
     numbers = count()
-    for source in trace.requests:
-        ids = tuple(dict.fromkeys(first_blocks(source, k) if choose is None else source.blocks[:k]))
+    for source, choice in zip(trace.requests, choices, strict=True):
+        given = first_blocks(source, k) if choose is None else source.blocks[:k]
+        if choice is None and choose is not None:
+            given = given[: choose.fields.get("k", source.k)]  # without a number of places, all were fed
+        ids = tuple(dict.fromkeys(given))
         for id in ids:
             if id not in blocks:
                 blocks[id] = trace.block(id)
         own = [blocks[id] for id in ids]
-        choice = None if choose is None else _choice(trace.name, source, choose)
         if choice is not None:
             scores = dict(zip(reversed(source.blocks), reversed(source.scores), strict=True))  # of equal ones the first
             own = [replace(blocks[id], score=scores[id]) for id in ids]
@@ -107,16 +115,33 @@ def _requests(trace: Trace, k: int | None, choose: ChoiceOption | None) -> Itera
         )
 
 
-def _choice(trace: str, request: TraceRequest, choose: ChoiceOption) -> Choice:
-    """Return the choice of a request whose blocks have scores in order."""
-    name = f"request {json.dumps(request.request)}"
-    choice = choose.of(request.k)
+def _choices(trace: Trace, choose: ChoiceOption | None) -> tuple[Sequence[Choice | None], Sequence[str]]:
+    """Return the choice of each request, None for those without, and what is wrong with the others."""
+    if choose is None:
+        return [None] * len(trace.requests), ()
+    choices: list[Choice | None] = []
+    errors: list[str] = []
+    for request in trace.requests:
+        choice = choose.of(request.k)
+        error = _error(request, choice)
+        if error is not None:
+            choice = None
+            errors.append(f"request {json.dumps(request.request)}{error}")
+        choices.append(choice)
+    pairs = zip(choices, trace.requests, strict=True)
+    if errors and not any(choice is not None and len(request.blocks) > 1 for choice, request in pairs):
+        raise TraceError(trace.name, None, errors[0])
+    return choices, errors
+
+
+def _error(request: TraceRequest, choice: Choice | None) -> str | None:
+    """Return why nothing can be chosen for a request; None if it has places, and scores in order."""
     if choice is None:
-        raise TraceError(trace, None, f"{name} has no k, the number of blocks that it feeds; add it as --choose k=8")
+        return " has no k, the number of blocks that it feeds; add it as --choose k=8"
     if len(request.scores) != len(request.blocks):
-        raise TraceError(trace, None, f"{name} has no scores to choose by; `record` writes them if each block has one")
+        return " has no scores to choose by; `record` writes them if each block has one"
     try:
         choice.losses(request.scores)
     except ValueError as error:
-        raise TraceError(trace, None, f"{name}: {error}") from error
-    return choice
+        return f": {error}"
+    return None
