@@ -72,8 +72,6 @@ class PlanDraft(NamedTuple):
     """Labels in the texts that a block of the conversation may have, where the history is not shown."""
     candidates: Candidates | None = None
     """All candidates, of which the first ones are the draft's blocks until others are chosen; None without a choice."""
-    fed: Sequence[int] = ()
-    """The indices of those that are the draft's blocks."""
 
     def proposed(self) -> dict[bytes, str]:
         """Return the blocks' labels by fingerprint, as the store's `Prepare` takes them."""

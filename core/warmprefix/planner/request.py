@@ -108,12 +108,13 @@ class RequestPlanner:
     ) -> PlanDraft:
         """Check a request and label its blocks; of candidates to choose from, the first ones."""
         listed = as_blocks(blocks)
-        distinct, positions = evidence_blocks(listed)
         candidates = None
-        if choose is not None:
+        if choose is None:
+            distinct, positions = evidence_blocks(listed)
+        else:
             on_error = partial(self._state.metrics.degrade, "choice")
             candidates = Candidates.checked(choose, listed, on_error, order_locked)
-        joined = joined_blocks(listed, positions) if candidates is None else frozenset()
+            distinct, positions = candidates.blocks, candidates.positions
         branch = None
         if isinstance(conversation, Branch):
             branch, conversation = conversation, None
@@ -138,14 +139,13 @@ class RequestPlanner:
             if blank:
                 state.metrics.counts["blank_blocks"] += blank
         if state.metrics.recorder is not None:
-            recorded, choice = (distinct_blocks(listed)[0] if blank else distinct), {}
-            if choose is not None:
-                recorded, choice = distinct, {"k": choose.k, "request": plan_id}
+            recorded = distinct_blocks(listed)[0] if blank and choose is None else distinct
+            choice = {} if choose is None else {"k": choose.k, "request": plan_id}
             state.metrics.record_request(recorded, conversation, tenant, model, preamble, **choice)
-        first: Sequence[int] = ()
-        if candidates is not None:
-            first = candidates.first
-            distinct, positions, joined = candidates.feeding(first)
+        if candidates is None:
+            joined = joined_blocks(listed, positions)
+        else:
+            distinct, positions, joined = candidates.feeding(candidates.first)
         draft = PlanDraft(
             plan_id,
             scope_state,
@@ -162,16 +162,16 @@ class RequestPlanner:
             annotation,
             (),
             candidates,
-            first,
         )
-        return self._labelled(draft) if is_unshown or annotation in ("labels", "both") else draft
+        return self._labelled(draft)
 
     def _labelled(self, draft: PlanDraft) -> PlanDraft:
         """Give the blocks of a draft their labels."""
         blocks, labels = draft.blocks, draft.labels
-        is_labelled = draft.annotation in ("labels", "both")
         is_unshown = draft.placement == "tail" and draft.visible is None
-        if not is_labelled:
+        if draft.annotation not in ("labels", "both"):
+            if not is_unshown:
+                return draft
             if draft.key is not None:
                 labels = [opening_keys(block.text[:OPENING_CHARACTERS])[0] for block in blocks]
         elif is_unshown:
@@ -196,9 +196,8 @@ class RequestPlanner:
             if scope.capacity.is_off and not choices.is_isolated:
                 return draft
             fed = choices.choose(candidates, [order for _, order in scope.queue.flights.values()])
-            if fed == draft.fed:
-                return draft
-            scope.queue.take([block.fingerprint for block in draft.blocks])  # announced under these
+            if fed != candidates.first:
+                scope.queue.take([block.fingerprint for block in draft.blocks])  # announced under these
         return self._feed(draft, candidates, fed)
 
     def _refer(self, draft: PlanDraft, candidates: Candidates, record: TurnRecord | None) -> PlanDraft:
@@ -206,23 +205,19 @@ class RequestPlanner:
         places = candidates.places[: candidates.k]
         shown = set[bytes]()
         for number in range(min(_MOST_TWINS, max(map(len, places)))):
-            tried = self._feed(draft, candidates, sorted([place[: number + 1][-1] for place in places]))
+            tried = self._feed(draft, candidates, [place[: number + 1][-1] for place in places])
             resolved = resolve(tried, record, self._state.writer).blocks
             shown |= {block.fingerprint for block, (_, found) in zip(tried.blocks, resolved, strict=True) if found}
-        known = [[i for i in place if candidates.blocks[i].fingerprint in shown] for place in places]
-        return self._feed(
-            draft, candidates, sorted([[*own, place[0]][0] for own, place in zip(known, places, strict=True)])
-        )
+        known = [next((i for i in place if candidates.blocks[i].fingerprint in shown), place[0]) for place in places]
+        return self._feed(draft, candidates, known)
 
-    def _feed(self, draft: PlanDraft, candidates: Candidates, fed: list[int]) -> PlanDraft:
-        """Return a draft of these candidates."""
-        if fed == draft.fed:
+    def _feed(self, draft: PlanDraft, candidates: Candidates, fed: Sequence[int]) -> PlanDraft:
+        """Return the draft of a request with its first candidates as one of these."""
+        if (fed := sorted(fed)) == candidates.first:
             return draft
         blocks, positions, joined = candidates.feeding(fed)
         labels = ("",) * len(blocks)
-        draft = draft._replace(blocks=blocks, positions=positions, joined=joined, labels=labels, fed=fed)
-        is_unshown = draft.placement == "tail" and draft.visible is None
-        return self._labelled(draft) if is_unshown or draft.annotation in ("labels", "both") else draft
+        return self._labelled(draft._replace(blocks=blocks, positions=positions, joined=joined, labels=labels))
 
     def queued(self, blocks: Iterable[ContextBlock | str], **scope: Unpack[ScopeOptions]) -> QueuedRequest:
         """Announce a request; see `ContextPlanner.queued`."""
