@@ -188,10 +188,12 @@ class Candidates(NamedTuple):
     """Of the places that relevance alone would fill, those that may stay empty; see `Choice.near_equals`."""
     entering: range
     """The places behind these that may be filled."""
+    newer: Mapping[int, Sequence[int]]
+    """The newer candidates of each that is superseded."""
+    listed: Sequence[ContextBlock]
+    """The request, if some of its blocks follow others; else nothing."""
     are_open: bool = False
     """True if the candidates that relevance alone would feed have twins, or may be exchanged."""
-    newer: Mapping[int, Sequence[int]] = {}
-    """The newer candidates of each that is superseded."""
 
     @classmethod
     def checked(
@@ -247,11 +249,13 @@ class Candidates(NamedTuple):
                 first = sorted(alike.keys() | {*range(len(places))}.difference(free))
                 places, losses = [alike.get(place, places[place]) for place in first], [losses[i] for i in first]
                 k = sum([place < k for place in first])
-        candidates = cls(choice, blocks, positions, places, losses, *choice.near_equals(losses, k), newer=newer)
+        follow = [block for block in listed if block.follows is not None]
+        ranges = choice.near_equals(losses, k)
+        candidates = cls(choice, blocks, positions, places, losses, *ranges, newer, listed if follow else ())
         if not candidates.entering and candidates.are_single:
             return candidates
-        able = [blocks[i] for i in candidates.usable]
-        if [block for block in able if block.pinned] or joined_blocks(able, single_places(len(able))):
+        usable = candidates.usable
+        if [i for i in usable if blocks[i].pinned] or candidates.joined(usable):
             return candidates  # of pinned blocks and of runs, each would restrict the places of others
         return candidates._replace(are_open=True)
 
@@ -283,13 +287,23 @@ class Candidates(NamedTuple):
 
         The most relevant places come first, whichever twin or version stands there, unless that would tear a run.
         """
-        blocks = [self.blocks[i] for i in fed]
-        joined = joined_blocks(blocks, single_places(len(blocks)))
+        blocks, joined = [self.blocks[i] for i in fed], self.joined(fed)
         if not self.are_single and not joined:
             ranks = {i: rank for rank, place in enumerate(self.places) for i in place}
             fed = sorted(fed, key=ranks.__getitem__)
             blocks = [self.blocks[i] for i in fed]
         return blocks, [self.positions[i] for i in fed], joined
+
+    def joined(self, some: Sequence[int]) -> frozenset[int]:
+        """Return which of some candidates, given by index, stay directly behind the one before them.
+
+        That is as in a request that has these candidates alone, as often as this one has them.
+        """
+        if not self.listed:
+            return frozenset()
+        places = sorted([place for i in some for place in self.positions[i]])
+        firsts = [(places.index(self.positions[i][0]),) for i in some]
+        return joined_blocks([self.listed[place] for place in places], firsts)
 
     def fed_at(self, positions: Collection[int]) -> list[int]:
         """Return the indices of the candidates at these positions, ascending."""

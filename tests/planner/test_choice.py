@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from warmprefix import Choice, ContextBlock, ContextPlan, ContextPlanner
+from warmprefix import BatchRequest, Choice, ContextBlock, ContextPlan, ContextPlanner
 from warmprefix.choice import within_noise
 
 
@@ -230,6 +230,20 @@ def test_requests_of_one_burst_find_the_paths_in_flight() -> None:
 
     assert [fed(plan) for plan in asyncio.run(burst())] == ["abcf", "abcf"]
     assert planner.stats().queued_requests == 0
+
+
+@pytest.mark.parametrize("pin", [None, "start"])
+def test_a_repetition_holds_a_run_together(pin: Any) -> None:
+    """`c` follows the second `a`, behind which only `b` is shown for the first time."""
+    a, b = ContextBlock("a", score=3), ContextBlock("b", score=2)
+    again = ContextBlock("a", score=3, follows=b)
+    request = [a, b, again, ContextBlock("c", score=1, follows=again, pinned=pin)]
+    plan = ContextPlanner().plan(request)
+    assert plan.order == ((1, 3, 0) if pin else (0, 1, 3))
+    chosen = ContextPlanner().plan(request, choose=Choice(k=3))
+    assert chosen.blocks == plan.blocks
+    batch = ContextPlanner().plan_batch([BatchRequest("only", request)], choose=Choice(k=3))
+    assert batch.requests[0].plan.blocks == plan.blocks
 
 
 def test_a_passage_seldom_enters_by_choice() -> None:

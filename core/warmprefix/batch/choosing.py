@@ -91,7 +91,10 @@ def feedings(
 
 
 def _places(listed: Sequence[Candidates], fed: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
-    return [[candidates.positions[i][0] for i in own] for candidates, own in zip(listed, fed, strict=True)]
+    return [
+        sorted([place for i in own for place in candidates.positions[i]])  # repetitions may hold a run together
+        for candidates, own in zip(listed, fed, strict=True)
+    ]
 
 
 class _OrderTree:
