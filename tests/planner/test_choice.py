@@ -270,3 +270,13 @@ def test_another_tenant_never_changes_what_is_fed() -> None:
             assert (fed(plan)[:3], len(plan.blocks)) == ("abc", 4)
             if i > 1:
                 assert fed(plan) in ("abcd", "abcf")
+
+
+def test_a_tenant_chooses_from_what_requests_without_a_choice_leave() -> None:
+    planner = ContextPlanner(capacity_tokens=4_000)
+    serve(planner, "d", tenant="own")
+    with planner.planning(candidates("abcf"), tenant="own"):
+        pass
+    plan = planner.plan(candidates("abcdef", [9, 8, 7, 5, 4.9, 4.8]), tenant="own", choose=Choice(k=4))
+    assert fed(plan) == "abcf"
+    assert plan.resident_tokens == 400

@@ -214,8 +214,8 @@ class BatchSession:
         """Return what each request would be fed if it came alone."""
         with self._state.lock:
             state = self._state.use(scope)
-            choices, in_flight = state.choices(), [order for _, order in state.queue.flights.values()]
-            return [choices.choose(each, in_flight) for each in listed]
+            choices, flights = state.choices(), state.queue.flights.values()
+            return [choices.choose(each, flights) for each in listed]
 
     def _plan_fed(
         self,

@@ -195,7 +195,7 @@ class RequestPlanner:
             choices = scope.choices()
             if scope.capacity.is_off and not choices.is_isolated:
                 return draft
-            fed = choices.choose(candidates, [order for _, order in scope.queue.flights.values()])
+            fed = choices.choose(candidates, scope.queue.flights.values())
             if fed != candidates.first:
                 scope.queue.take([block.fingerprint for block in draft.blocks])  # announced under these
         return self._feed(draft, candidates, fed)
@@ -258,10 +258,8 @@ class RequestPlanner:
         with state.lock:
             queue = scope.queue
             in_flight, waiting = queue.take(keys) if queue.announced or queue.flights else ([], [])
-            choices = None if candidates is None else scope.choices()
-            source = scope if choices is None else choices
-            is_off = scope.capacity.is_off and not (choices is not None and choices.is_isolated)
-            is_left_alone = opens_prompt and is_off and scope.capacity.keeps_order()
+            mirror = scope.chosen if candidates is None else scope.choices()
+            is_left_alone = opens_prompt and scope.capacity.is_off and scope.capacity.keeps_order()
             reorders = opens_prompt and not is_left_alone
             if is_head:
                 names = frozenset(draft.labels if annotation in ("labels", "both") else ())
@@ -270,9 +268,14 @@ class RequestPlanner:
             resolved = resolution.blocks
             note = OrderNote(writer, annotation, [label for label, _ in resolved], distinct, joined)
             order: Sequence[int] = range(len(distinct))
+            is_mirrored = opens_prompt and mirror is not None and mirror.is_isolated
+            mirrored: Sequence[int] | None = order if is_mirrored else None
             if not draft.order_locked:
-                view = PrefixView(source.tree, (), in_flight, waiting, note.price, scope.reader)
-                order = self._order(source.policy, distinct, view, note, joined, reorders)
+                view = PrefixView(scope.tree, (), in_flight, waiting, note.price, scope.reader)
+                order = self._order(scope.policy, distinct, view, note, joined, reorders)
+                if is_mirrored and mirror is not None:
+                    view = replace(view, tree=mirror.tree, in_flight=queue.mirrored(keys))
+                    mirrored = self._order(mirror.policy, distinct, view, note, joined, True)
             text, note_tokens = note.written(order)
             positions, templates = draft.positions, writer.templates
             new: type[tuple[object, ...]] = tuple
@@ -305,9 +308,10 @@ class RequestPlanner:
                 separator=writer.separator,
                 parent=resolution.parent,
                 candidates=candidates,
+                mirrored=None if mirrored is None else tuple([positions[i][0] for i in mirrored]),
             )
-            if reorders:
-                queue.start(plan.id, keys)
+            if reorders or mirrored is not None:
+                queue.start(plan.id, keys if reorders else (), [distinct[i].fingerprint for i in mirrored or ()])
             state.open_plans.add(plan, visit)
             metrics.counts["disabled_plans"] += is_left_alone
             if isinstance(record, PreparedTurn):

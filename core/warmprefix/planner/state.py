@@ -19,7 +19,7 @@ from warmprefix.order_sharing import LearnedOrder, NoSharing, OrderSharing
 from warmprefix.ordering import ServedBlock
 from warmprefix.ordering.positions import PositionProfile, profiles_of_models
 from warmprefix.plan import ContextPlan, Retention, Scope, Touch, tenant_salt
-from warmprefix.planner.choices import ScopeChoices, exposure_stats
+from warmprefix.planner.choices import Flight, ScopeChoices, exposure_stats
 from warmprefix.planner.config import PlannerConfig
 from warmprefix.planner.retention import ScopeRetention, can_touch
 from warmprefix.prefix import PrefixTree
@@ -132,11 +132,6 @@ class ScopeState:
         return tokens, visit
 
 
-class _Flight(NamedTuple):
-    number: int
-    order: tuple[bytes, ...]
-
-
 class RequestQueue:
     """Announced requests and open plans of one scope. Bounded; callers hold the planner's lock."""
 
@@ -145,7 +140,7 @@ class RequestQueue:
     def __init__(self) -> None:
         self._numbers = count()
         self.announced: OrderedDict[int, frozenset[bytes]] = OrderedDict()
-        self.flights: OrderedDict[str, _Flight] = OrderedDict()
+        self.flights: OrderedDict[str, Flight] = OrderedDict()
 
     def announce(self, keys: Iterable[bytes]) -> int:
         """Add a request that will be planned later; return a number to withdraw it."""
@@ -171,17 +166,21 @@ class RequestQueue:
             number = next((number for number, blocks in self.announced.items() if blocks == own), None)
             if number is not None:
                 del self.announced[number]
-        in_flight = [order for _, order in self.flights.values() if not own.isdisjoint(order[:1])]
+        in_flight = [each.order for each in self.flights.values() if not own.isdisjoint(each.order[:1])]
         return in_flight, list(islice(self.announced.values(), _MOST_WAITING))
+
+    def mirrored(self, keys: Sequence[bytes]) -> list[Sequence[bytes]]:
+        """Return the mirror's orders of the open plans that begin with one of these blocks, oldest first."""
+        return [each.mirrored for each in self.flights.values() if each.mirrored and each.mirrored[0] in keys]
 
     def awaits(self, path: Sequence[bytes]) -> bool:
         """Return True if an announced request has all blocks of a path, which its order can then begin with."""
         return any(blocks.issuperset(path) for blocks in self.announced.values())
 
-    def start(self, plan_id: str, order: Sequence[bytes]) -> None:
+    def start(self, plan_id: str, order: Sequence[bytes], mirrored: Sequence[bytes]) -> None:
         """Add an open plan whose context opens its prompt."""
         number = next(self._numbers)
-        self.flights[plan_id] = _Flight(number, tuple(order))
+        self.flights[plan_id] = Flight(number, tuple(order), tuple(mirrored))
         oldest = next(iter(self.flights.values()))
         if len(self.flights) > _MOST_IN_FLIGHT or oldest.number < number - _LONGEST_FLIGHT:
             self.flights.popitem(last=False)
