@@ -77,7 +77,7 @@ class QualityOptions(EndpointOptions):
         for arm in self.arm_names:
             check_arm(arm)
         if given := {"k", "scores"} & parse_choice(self.choose).fields.keys():
-            raise ValueError(f"--choose can't set {', '.join(sorted(given))}, which follow from the questions")
+            raise ValueError(f"--choose can't set {' or '.join(sorted(given))}: the questions decide")
         for name in ("limit", "repeats", "max_tokens"):
             check_least(name, getattr(self, name), 1)
         _check_margin(self.margin)
