@@ -58,11 +58,8 @@ class Choice:
 
     def __post_init__(self) -> None:
         check_count("k", self.k)
-        for name, least, count in (("keep", 0, self.keep), ("extra", 0, self.extra)):
-            if (isinstance(count, bool) or not isinstance(count, int)) and (name, count) != ("keep", None):
-                raise TypeError(f"{name} must be an int{' or None' * (name == 'keep')}, got {type(count).__name__}")
-            if count is not None and count < least:
-                raise ValueError(f"{name} must be {least} or more, got {count}")
+        check_count("keep", self.keep, optional=True, least=0)
+        check_count("extra", self.extra, least=0)
         if self.keep is not None and self.keep > self.k:
             raise ValueError(f"keep must be at most k, which is {self.k}, got {self.keep}")
         for name, share, greatest in (("within", self.within, math.inf), ("most", self.most, 1)):
@@ -70,10 +67,10 @@ class Choice:
                 raise TypeError(f"{name} must be a number, got {type(share).__name__}")
             if not 0 <= share <= greatest:
                 raise ValueError(f"{name} must be from 0 to {greatest}, got {share}")
-        for name, function in (("twins", self.twins), ("version", self.version)):
-            if not (callable(function) or (isinstance(function, bool) if name == "twins" else function is None)):
-                wanted = "a bool or a function" if name == "twins" else "a function or None"
-                raise TypeError(f"{name} must be {wanted}, got {type(function).__name__}")
+        if not (isinstance(self.twins, bool) or callable(self.twins)):
+            raise TypeError(f"twins must be a bool or a function, got {type(self.twins).__name__}")
+        if not (self.version is None or callable(self.version)):
+            raise TypeError(f"version must be a function or None, got {type(self.version).__name__}")
         if self.scores not in get_args(Scores):
             raise ValueError(f"scores must be 'similarity' or 'distance', got {self.scores!r}")
 
@@ -192,7 +189,7 @@ class Candidates(NamedTuple):
     """The newer candidates of each that is superseded."""
     listed: Sequence[ContextBlock]
     """The request, if some of its blocks follow others; else nothing."""
-    are_open: bool = False
+    are_open: bool
     """True if the candidates that relevance alone would feed have twins, or may be exchanged."""
 
     @classmethod
@@ -243,15 +240,16 @@ class Candidates(NamedTuple):
                 )
             except Exception:
                 on_error()
-                groups = [[i] for i in range(len(free))]
-            if len(groups) < len(free):
+            else:
                 alike = {free[group[0]]: [places[free[i]][0] for i in group] for group in groups}
                 first = sorted(alike.keys() | {*range(len(places))}.difference(free))
                 places, losses = [alike.get(place, places[place]) for place in first], [losses[i] for i in first]
                 k = sum([place < k for place in first])
         follow = [block for block in listed if block.follows is not None]
-        ranges = choice.near_equals(losses, k)
-        candidates = cls(choice, blocks, positions, places, losses, *ranges, newer, listed if follow else ())
+        leaving, entering = choice.near_equals(losses, k)
+        candidates = cls(
+            choice, blocks, positions, places, losses, leaving, entering, newer, listed if follow else (), False
+        )
         if not candidates.entering and candidates.are_single:
             return candidates
         usable = candidates.usable
@@ -309,19 +307,17 @@ class Candidates(NamedTuple):
         """Return the indices of the candidates at these positions, ascending."""
         return [i for i, places in enumerate(self.positions) if places[0] in positions]
 
-    def entered(self, fed: Sequence[int]) -> tuple[int, ...]:
-        """Return the positions of the fed candidates whose places relevance alone would not have filled, ascending."""
-        if fed == self.first:
-            return ()
-        others = {i for place in self.places[self.k :] for i in place}
-        return tuple([self.positions[i][0] for i in fed if i in others])
+    def entered(self, order: Collection[int]) -> tuple[int, ...]:
+        """Return which of the fed positions relevance alone would have left out, ascending."""
+        beyond = [self.positions[i][0] for place in self.places[self.k :] for i in place]
+        return tuple(sorted([position for position in beyond if position in order]))
 
-    def left_out(self, fed: Sequence[int]) -> tuple[LeftOut, ...]:
-        """Return the candidates that are not fed, given the indices of the others, ascending.
+    def left_out(self, order: Collection[int]) -> tuple[LeftOut, ...]:
+        """Return the candidates that are not fed, given the positions of the others.
 
         Those that enter have the places of those that leave the first places, in relevance order.
         """
-        chosen, k, positions = {*fed}, self.k, self.positions
+        chosen, k, positions = {*self.fed_at(order)}, self.k, self.positions
         found: dict[int, tuple[LeftOutReason, int | None]] = {
             i: ("superseded", next((j for j in newer if j in chosen), None)) for i, newer in self.newer.items()
         }

@@ -144,20 +144,20 @@ class BatchFileError(_FileError, BatchError):
     """
 
 
-def check_count(name: str, value: object, *, optional: bool = False) -> None:
-    """Check an argument that is a count of 1 or more, or None if `optional`.
+def check_count(name: str, value: object, *, optional: bool = False, least: int = 1) -> None:
+    """Check an argument that is a count of `least` or more, or None if `optional`.
 
     Raises:
         TypeError: `value` is not an int.
-        ValueError: `value` is below 1.
+        ValueError: `value` is below `least`.
     """
     if optional and value is None:
         return
     or_none = " or None" if optional else ""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be an int{or_none}, got {type(value).__name__}")
-    if value < 1:
-        raise ValueError(f"{name} must be 1 or more{or_none and ', or None'}, got {value}")
+    if value < least:
+        raise ValueError(f"{name} must be {least} or more{or_none and ', or None'}, got {value}")
 
 
 def check_names(**names: str | None) -> None:

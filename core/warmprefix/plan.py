@@ -210,12 +210,12 @@ class ContextPlan:
 
         Blank ones, and repetitions of one that is fed, are not among them.
         """
-        return () if self.candidates is None else self.candidates.left_out(self.candidates.fed_at(self.order))
+        return () if self.candidates is None else self.candidates.left_out(self.order)
 
     @property
     def entered(self) -> tuple[int, ...] | None:
         """Positions of the fed candidates that relevance alone would have left out; None without `choose`."""
-        return None if self.candidates is None else self.candidates.entered(self.candidates.fed_at(self.order))
+        return None if self.candidates is None else self.candidates.entered(self.order)
 
     @property
     def reordered(self) -> bool:

@@ -293,14 +293,14 @@ class PlannerMetrics:
 
     def count_choice(self, candidates: Candidates, order: Collection[int]) -> None:
         """Add the positions of the candidates that are fed to the counters; the caller holds the lock."""
-        counts, fed = self.counts, candidates.fed_at(order)
+        counts, entered = self.counts, candidates.entered(order)
         counts["candidate_blocks"] += len(candidates.blocks)
-        if fed == candidates.first and candidates.are_single:  # all others by rank
+        if not entered and candidates.are_single:  # what is not fed has no place
             return
-        reasons = [left.reason for left in candidates.left_out(fed)]
+        reasons = [left.reason for left in candidates.left_out(order)]
         exchanged = reasons.count("exchanged")
         counts["exchanged_blocks"] += exchanged
-        counts["extra_blocks"] += len(candidates.entered(fed)) - exchanged
+        counts["extra_blocks"] += len(entered) - exchanged
         counts["twin_blocks"] += reasons.count("twin")
         counts["superseded_blocks"] += reasons.count("superseded")
 

@@ -177,11 +177,12 @@ class AgentRouter(Fleet[AgentTenant]):
                 raise NoAgentError("no agent is available")
             if candidates is None:
                 distinct, places = distinct_blocks(blocks)
-                given = distinct, places, joined_blocks(blocks, places)
-                return self._assign(tenant, conversation, *given, names, together)
-            chosen = self._tenants.use(tenant).choose(candidates, conversation)
-            assignment = self._assign(tenant, conversation, *candidates.feeding(chosen), names, together)
-            return replace(assignment, left_out=candidates.left_out(chosen))
+                return self._assign(
+                    tenant, conversation, distinct, places, joined_blocks(blocks, places), names, together
+                )
+            given = candidates.feeding(self._tenants.use(tenant).choose(candidates, conversation))
+            assignment = self._assign(tenant, conversation, *given, names, together)
+            return replace(assignment, left_out=candidates.left_out([places[0] for places in given[1]]))
 
     def catch_up(self, tenant: str | None = None) -> None:
         """Wait for what other routers assigned lately, if nothing of this tenant was assigned here yet.

@@ -136,14 +136,12 @@ class PlannedRequest:
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
         """The candidates that are not fed; see `ContextPlan.left_out`."""
-        return () if self.candidates is None else self.candidates.left_out(self.candidates.fed_at(self.order))
+        return () if self.candidates is None else self.candidates.left_out(self.order)
 
     @property
     def entered(self) -> tuple[int, ...] | None:
         """Positions of the fed candidates that relevance alone would have left out; see `ContextPlan.entered`."""
-        if self.candidates is None:
-            return None
-        return self.candidates.entered(self.candidates.fed_at(self.order))
+        return None if self.candidates is None else self.candidates.entered(self.order)
 
     @property
     def plan(self) -> ContextPlan:
