@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, get_args
 
 from warmprefix.blocks import ContextBlock, evidence_blocks, joined_blocks, single_places
@@ -247,6 +247,8 @@ class Candidates(NamedTuple):
                 k = sum([place < k for place in first])
         follow = [block for block in listed if block.follows is not None]
         leaving, entering = choice.near_equals(losses, k)
+        if choice.version is not None or callable(choice.twins):
+            choice = replace(choice, twins=False, version=None)  # their work is done, and plans are pickled
         candidates = cls(
             choice, blocks, positions, places, losses, leaving, entering, newer, listed if follow else (), False
         )

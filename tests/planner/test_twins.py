@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -223,6 +224,15 @@ def test_twins_are_recognised_by_a_function() -> None:
     blocks = docs("a1", "b1", "a2", "c1")
     choose = Choice(k=4, twins=lambda block: None if block.id == "c1" else "all the same")
     assert fed(ContextPlanner().plan(blocks, choose=choose)) == ["a1", "c1"]
+
+
+def test_a_plan_can_be_pickled_whatever_its_functions_are() -> None:
+    choose = Choice(k=3, twins=lambda block: block.id[0], version=lambda block: (block.id, 1))
+    planner, blocks = ContextPlanner(), docs("a1", "b1", "a2", "c1")
+    for plan in (planner.plan(blocks, choose=choose), planner.plan_batch({"q": blocks}, choose=choose)["q"].plan):
+        copied = pickle.loads(pickle.dumps(plan))
+        assert copied == plan
+        assert left_out(copied) == left_out(plan) == [("a2", "twin", 0), ("c1", "rank", None)]
 
 
 def test_without_twins_the_option_changes_nothing() -> None:
