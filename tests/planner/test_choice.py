@@ -256,6 +256,13 @@ def test_a_passage_seldom_enters_by_choice() -> None:
     assert 0 < entered < 0.05 * (600 + 150)
 
 
+def test_no_passage_enters_if_none_may() -> None:
+    planner = ContextPlanner()
+    serve(planner, "abcf", "d")
+    plan = planner.plan(candidates("abcdef", [9, 8, 7, 5, 4.9, 4.8]), choose=Choice(k=4, extra=1, most=0))
+    assert fed(plan) == "abcd"
+
+
 def test_another_tenant_never_changes_what_is_fed() -> None:
     alone, shared = ContextPlanner(capacity_tokens=1_000), ContextPlanner(capacity_tokens=1_000)
     for planner in (alone, shared):

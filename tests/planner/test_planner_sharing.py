@@ -5,10 +5,11 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
-from warmprefix import ContextBlock, ContextPlan, ContextPlanner, Scope
+from warmprefix import Choice, ContextBlock, ContextPlan, ContextPlanner, Scope
 from warmprefix.order_sharing import Learn, LearnedOrder, NoSharing, SharingStats
 from warmprefix.ordering import BlockView, PrefixView, ServedBlock
 
@@ -101,6 +102,23 @@ def test_shared_orders_are_learned_like_own_ones(wire: Wire) -> None:
     assert other_saw == one_saw
     assert [block.rank for block in one_saw[0]] == [2, 1, 0]
     assert [block.resident for block in one_saw[1]] == [True, True, True]
+
+
+@pytest.mark.parametrize("tenant", [None, "acme"])
+def test_orders_of_others_do_not_loosen_the_brake(wire: Wire, tenant: str | None) -> None:
+    one, other = (ContextPlanner(sharing=wire.end(), capacity_tokens=400) for _ in range(2))
+    places, scope = [1, 2, 3, 4, 5, 6], {} if tenant is None else {"tenant": tenant}
+    scores = [9, 8, 7, 5, 4.9, 4.8]
+    scored = [replace(block, score=score) for block, score in zip(blocks(*places), scores, strict=True)]
+    serve(one, 1, 2, 3, 4, **scope)
+    entered = 0
+    for _ in range(100):
+        for _ in range(9):
+            serve(other, 1, 2, 3, 6, **scope)
+        with one.planning(scored, choose=Choice(k=4, most=0.1), tenant=tenant) as plan:
+            entered += plan.entered == (5,)
+    assert one.stats().shared_orders == 900
+    assert 0 < entered < 0.1 * (100 + 50) + 2
 
 
 def test_nothing_is_learned_across_scopes(wire: Wire) -> None:

@@ -175,6 +175,7 @@ _MOST_PASSAGES = 8_192
 FIRST_REQUESTS = 50
 """Requests that count as served before the first one, so that a few choices are no large share."""
 _LARGEST = 2.0**64
+_NEVER = 0.0, 0.0
 _PASSAGES_PER_REQUEST = 128
 """Passages that are sorted per request to find the most-fed ones."""
 
@@ -193,16 +194,21 @@ class Exposure:
         """How often each passage was fed, and entered by choice."""
         self._added, self._top_share = 0, 0.0
 
-    def add(self, fed: Iterable[bytes], entered: Collection[bytes]) -> None:
-        """Count a request that fed these passages, of which some have entered by choice. O(passages)."""
-        weight = self._weight
+    def add(self, fed: Iterable[bytes], entered: Collection[bytes] | None) -> None:
+        """Count a request that fed these passages, of which some have entered by choice. O(passages).
+
+        If that is unknown (None), they count as fed, but the request does not: the others would enter more often.
+        """
+        weight, own = self._weight, entered or ()
         for key in fed:
             times, choices = self._passages.pop(key, (0.0, 0.0))
-            self._passages[key] = times + weight, choices + weight * (key in entered)
+            self._passages[key] = times + weight, choices + weight * (key in own)
         while len(self._passages) > _MOST_PASSAGES:
             self._passages.popitem(last=False)
-        self._requests += weight
         self._added += 1
+        if entered is None:
+            return
+        self._requests += weight
         self._weight = weight / _DECAY
         if self._weight > _LARGEST:
             self._weight /= _LARGEST
@@ -215,10 +221,7 @@ class Exposure:
         blocks, places, seen = candidates.blocks, candidates.places, self._passages
         limit = candidates.choice.most * (self._requests + FIRST_REQUESTS * self._weight)
         may_enter = [
-            i
-            for p in candidates.entering
-            for i in places[p]
-            if (counts := seen.get(blocks[i].fingerprint)) is None or counts[1] <= limit
+            i for p in candidates.entering for i in places[p] if seen.get(blocks[i].fingerprint, _NEVER)[1] < limit
         ]
         # A passage that was never fed is likelier the answer to a new question, and so each passage is fed once.
         may_leave = [p for p in candidates.leaving if [i for i in places[p] if blocks[i].fingerprint in seen]]

@@ -48,11 +48,11 @@ class ScopeChoices:
 
     def learn(self, order: LearnedOrder, plan: ContextPlan | None) -> None:
         """Learn an order that a model saw; others' orders have no plan. May raise what a policy does."""
-        entered = () if plan is None else plan.entered or ()
-        self.exposure.add(order.keys, [order.keys[order.ranks.index(position)] for position in entered])
+        keys, tokens, ranks = order
+        entered = None if plan is None else [keys[ranks.index(position)] for position in plan.entered or ()]
+        self.exposure.add(keys, entered)
         if not self.is_isolated:
             return
-        keys, tokens, ranks = order
         places: Sequence[int] = range(len(keys))
         if plan is not None and plan.mirrored is not None:
             places = [ranks.index(position) for position in plan.mirrored]
