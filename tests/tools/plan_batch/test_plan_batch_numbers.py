@@ -250,6 +250,7 @@ def test_candidates_are_chosen_by_their_scores(
         (["--choose", "keep=1"], "--choose must name k"),
         (["--choose", "k=3", "-k", "4"], "-k must be left out, because --choose has its own"),
         (["--choose", "k=3"], "request '0': candidate 0 must have a finite score to choose by, got None"),
+        (["--choose", "k=3,twins=yes"], "it has no texts, by which twins are found"),
     ],
 )
 def test_choices_that_cannot_be_made_are_refused(trace: Path, options: list[str], message: str) -> None:

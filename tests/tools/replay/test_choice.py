@@ -155,6 +155,7 @@ def test_without_a_choice_a_request_feeds_its_own_first_blocks() -> None:
         (asked(7, "AB"), "k=1", "by-hand: request 7 has no scores to choose by"),
         (asked(7, "AB", 1, 2), "k=1", "by-hand: request 7: candidates must come with descending scores"),
         (asked(7, "AB", 2, 1), "k=1,scores=distance", "by-hand: request 7: candidates must come with ascending"),
+        (asked(7, "AB", 2, 1), "k=1,twins=yes", "by-hand: it has no texts, by which twins are found"),
     ],
 )
 def test_a_trace_that_nothing_can_be_chosen_from_is_an_error(request_: TraceRequest, choose: str, message: str) -> None:

@@ -24,7 +24,7 @@ from warmprefix_tools.console import plain_table, progress_bar, report_console, 
 from warmprefix_tools.plan_batch.plan_batch_options import PlanBatchOptions
 from warmprefix_tools.replay.note_tokenizer import load_tokenizer
 from warmprefix_tools.replay.profile_cache import ProfileCache
-from warmprefix_tools.replay.workload import first_blocks
+from warmprefix_tools.replay.workload import check_texts, first_blocks
 from warmprefix_tools.report.amounts import counted
 from warmprefix_tools.report.visible import visible
 from warmprefix_tools.traces.reader import read_trace
@@ -70,6 +70,8 @@ def run_plan_batch(options: PlanBatchOptions) -> None:
         check_writable(file)
     trace = read_trace(options.trace, options.limit)
     choice = options.choice
+    if choice is not None and choice.twins:
+        check_texts(trace)
     requests = _batch_requests(trace, options.k if choice is None else choice.k)
     tokenizer = None if options.tokenizer is None else load_tokenizer(options.tokenizer)
     saved_before = _saved_as_they_came(requests, options.capacity)

@@ -13,7 +13,7 @@ from warmprefix.errors import TraceError
 from warmprefix_tools.choice_option import ChoiceOption
 from warmprefix_tools.traces.trace import BlockId, Trace, TraceRequest
 
-__all__ = ["DEFAULT_K", "ReplayRequest", "Workload", "first_blocks"]
+__all__ = ["DEFAULT_K", "ReplayRequest", "Workload", "check_texts", "first_blocks"]
 
 DEFAULT_K = 15
 
@@ -21,6 +21,16 @@ DEFAULT_K = 15
 def first_blocks(request: TraceRequest, k: int | None) -> Sequence[BlockId]:
     """Return the blocks that relevance feeds: the first `k`; None for the request's own `k`, or `DEFAULT_K`."""
     return request.blocks[: (request.k or DEFAULT_K) if k is None else k]
+
+
+def check_texts(trace: Trace) -> None:
+    """Check that a trace has texts, by which twins are found.
+
+    Raises:
+        TraceError: It has none.
+    """
+    if not trace.texts:
+        raise TraceError(trace.name, None, "it has no texts, by which twins are found; record it with --text")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +64,7 @@ class Workload:
         scores out of order, is fed its first blocks.
 
         Raises:
-            TraceError: There is nothing to choose by in any request.
+            TraceError: There is nothing to choose by in any request, or there are no texts to find twins by.
             ValueError: `k` is below 1.
         """
         if k is not None and k < 1:
@@ -119,6 +129,8 @@ def _choices(trace: Trace, choose: ChoiceOption | None) -> tuple[Sequence[Choice
     """Return the choice of each request, None for those without, and what is wrong with the others."""
     if choose is None:
         return [None] * len(trace.requests), ()
+    if choose.fields.get("twins"):
+        check_texts(trace)
     choices: list[Choice | None] = []
     errors: list[str] = []
     for request in trace.requests:
