@@ -8,13 +8,15 @@ own, 15 at most, and a request has up to twelve candidates more.
 
 `batch` and `choice` are the tokens that the plans of the first `k` and of the chosen candidates compute, with notes;
 `extra` those with two further candidates. Gold is the share of the passages that the data set names which are fed; by
-`chance`, the mean of five draws of as many exchanges. Only a run of given traces is written to `results/`.
+`chance`, the mean of five draws of as many exchanges within the same tolerance. Only a run of given traces is written
+to `results/`.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -87,7 +89,9 @@ def by_chance(plan: BatchPlan, k: int, gold: Mapping[str, set[bytes]], seed: int
         candidates = request.candidates
         assert candidates is not None
         scores = [block.score or 0.0 for block in candidates.blocks]
-        places = chance_swaps(scores, Choice(k), len(request.entered or ()), rng)
+        losses = Choice(k).losses(scores)
+        in_reach = bisect_right(losses, Choice(k).within / 2)  # no others enter in batches
+        places = chance_swaps(scores[:in_reach], Choice(k), len(request.entered or ()), rng)
         found += len(gold[request.id] & {candidates.blocks[place].fingerprint for place in places})
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -120,10 +121,14 @@ def test_requests_are_fed_their_own_candidates(
     requests = requests_of(listed)
     batch = ContextPlanner().plan_batch(requests, planner, capacity_tokens=capacity_tokens, choose=choice)
     assert [planned.request for planned in batch.in_callers_order()] == requests
-    entered = Counter[ContextBlock]()
+    entered, fed_to = (
+        Counter[ContextBlock](),
+        Counter(each.block.fingerprint for planned in batch for each in planned.blocks),
+    )
     for planned in batch:
         check(planned, choice)
         entered.update(planned.request.blocks[place] for place in planned.entered or ())
+        assert all(fed_to[out.block.fingerprint] >= 4 for out in planned.left_out if out.reason == "exchanged")
     assert max(entered.values(), default=0) <= choice.most * (len(requests) + 50)
     assert batch.saved_tokens <= batch.upper_bound <= batch.total_tokens
 
@@ -174,13 +179,12 @@ def test_without_candidates_in_reach_the_first_ones_are_planned(listed: Listed, 
 # -- examples ------------------------------------------------------------------------------------------------------
 
 
-def requests_with_a_choice(**options: Any) -> list[BatchRequest]:
-    """Return four requests. The first one may be fed what the second one is, because two others are fed `b`."""
+def requests_with_a_choice(others: int = 4, entering: float = 4.9, **options: Any) -> list[BatchRequest]:
+    """Return requests. The first one may be fed what the second one is, because four `others` are fed `f`."""
     return [
-        BatchRequest("1", [block("a", 9), block("g", 8), block("b", 5, **options), block("c", 4.9)]),
+        BatchRequest("1", [block("a", 9), block("g", 8), block("f", 5, **options), block("c", entering)]),
         BatchRequest("2", [block("c", 9), block("a", 8), block("g", 7)]),
-        BatchRequest("3", [block("b", 9), block("e", 8), block("f", 7)]),
-        BatchRequest("4", [block("b", 9), block("h", 8), block("i", 7)]),
+        *[BatchRequest(f"{i}", [block("f", 9), block("e", 8), block("b", 7)]) for i in range(3, 3 + others)],
     ]
 
 
@@ -191,7 +195,7 @@ def fed(requests: Sequence[BatchRequest], choice: Choice) -> dict[str, str]:
     return {planned.id: "".join(sorted(texts(planned))) for planned in batch.in_callers_order()}
 
 
-FIRST = {"1": "abg", "2": "acg", "3": "bef", "4": "bhi"}
+FIRST = {"1": "afg", "2": "acg"} | dict.fromkeys("3456", "bef")
 
 
 def test_candidate_that_another_request_is_fed_enters() -> None:
@@ -200,22 +204,32 @@ def test_candidate_that_another_request_is_fed_enters() -> None:
     planned = ContextPlanner().plan_batch(requests_with_a_choice(), choose=choice)["1"]
     assert planned.entered == (3,)
     assert [(each.block.text, each.position, each.reason, each.instead) for each in planned.left_out] == [
-        ("b", 2, "exchanged", 3)
+        ("f", 2, "exchanged", 3)
     ]
 
 
 def test_passage_that_few_others_are_fed_does_not_leave() -> None:
-    assert fed(requests_with_a_choice()[:3], Choice(3, keep=2)) == {id: FIRST[id] for id in "123"}
+    assert fed(requests_with_a_choice(others=3), Choice(3, keep=2)) == {id: FIRST[id] for id in "12345"}
+
+
+def test_exchange_that_saves_little_is_not_made() -> None:
+    requests = [
+        BatchRequest(request.id, [replace(each, tokens=200) if each.text == "f" else each for each in request.blocks])
+        for request in requests_with_a_choice()
+    ]
+    assert fed(requests, Choice(3, keep=2)) == FIRST
 
 
 def test_passage_far_above_rank_k_does_not_leave() -> None:
     requests = requests_with_a_choice()
-    requests[0] = BatchRequest("1", [block("a", 9), block("g", 8), block("b", 7.9), block("j", 5), block("c", 4.9)])
-    assert fed(requests, Choice(4, keep=2))["1"] != "acgj"
+    requests[0] = BatchRequest("1", [block("a", 9), block("g", 8), block("f", 7.9), block("j", 5), block("c", 4.9)])
+    assert fed(requests, Choice(4, keep=2))["1"] == "afgj"
 
 
 def test_candidate_beyond_tolerance_does_not_enter() -> None:
     assert fed(requests_with_a_choice(), Choice(3, keep=2, within=0)) == FIRST
+    assert fed(requests_with_a_choice(entering=4.55), Choice(3, keep=2)) == FIRST  # half of it in batches
+    assert fed(requests_with_a_choice(entering=4.65), Choice(3, keep=2)) == FIRST | {"1": "acg"}
 
 
 def test_first_candidates_are_kept() -> None:

@@ -17,8 +17,13 @@ __all__ = ["candidates_of", "feedings"]
 
 _PASSES = 2
 """A third pass saves 0.1 % more."""
-_LEAST_FED = 2
+# A batch has more to exchange than a cache, so that the rules of single plans would cost it gold passages.
+_ENTERING_SHARE = 1 / 2
+"""How far below rank `k` a candidate that enters may score, as a share of `Choice.within`."""
+_LEAST_FED = 4
 """The least number of other requests that are fed a candidate which leaves."""
+_LEAST_SAVED = 0.5
+"""The least that an exchange saves, in mean blocks of the first `k`."""
 _NODES = 256
 """Most nodes of the tree that the search of one request walks."""
 
@@ -70,7 +75,13 @@ def feedings(
     for extra in sorted({0, choice.extra}):
         for i in [*range(len(listed))] * _PASSES:
             candidates, number = listed[i], numbers[i]
-            beyond = [j for p in candidates.entering for j in candidates.places[p] if j in number]
+            beyond = [
+                j
+                for p in candidates.entering
+                if candidates.losses[p] <= choice.within * _ENTERING_SHARE
+                for j in candidates.places[p]
+                if j in number
+            ]
             tree.add(orders[i], -1)
             fed_to.subtract([number[j] for j in fed[i]])
             entered.subtract([number[j] for j in fed[i] if j in beyond])
@@ -80,7 +91,7 @@ def feedings(
                 if max([fed_to[number.get(j, -1)] for j in candidates.places[p]]) >= _LEAST_FED
             ]
             may_enter = [j for j in beyond if entered[number[j]] + 1 <= most]
-            search = PathSearch(candidates, may_enter, may_leave, extra, behind=0.0)
+            search = PathSearch(candidates, may_enter, may_leave, extra, behind=0.0, least_saved=_LEAST_SAVED)
             path = tree.best_path(search, [(number[j], candidates.blocks[j].fingerprint) for j in usable[i]])
             fed[i] = search.fed()
             orders[i] = [*path, *[number[j] for j in fed[i] if number[j] not in path]]

@@ -57,6 +57,7 @@ class PathSearch:
         extra: Most candidates in addition to the first places.
         behind: Share of the tokens of the first places that stand in front of candidates in addition to them, unless
             one of these places follows on the path: what is computed behind them can only be shared with them.
+        least_saved: The least that an exchange saves, in mean blocks of the first places.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class PathSearch:
         may_leave: Iterable[int],
         extra: int,
         behind: float = _BEHIND,
+        least_saved: float = 0.0,
     ) -> None:
         blocks, places, losses, k = candidates.blocks, candidates.places, candidates.losses, candidates.k
         self._tokens = tokens = [block.tokens for block in blocks]
@@ -81,8 +83,9 @@ class PathSearch:
             entering = [(p, i) for p in candidates.entering for i in places[p] if i in may_enter]
         total = sum([tokens[places[p][0]] for p in range(k)])
         self._enough = behind * total
-        price = _PRICE * total / max(k, 1)
-        gains = [(gain, masks[p]) for p in may_leave if (gain := tokens[places[p][0]] + price * losses[p]) > 0]
+        mean = total / max(k, 1)
+        price, least = _PRICE * mean, least_saved * mean
+        gains = [(gain, masks[p]) for p in may_leave if (gain := tokens[places[p][0]] + price * losses[p] - least) > 0]
         self._gains = sorted(gains, reverse=True)
         """What it is worth to leave out each place that may stay empty, the best first."""
         self._least = max(min([tokens[i] for i in may_enter], default=0), 1)
