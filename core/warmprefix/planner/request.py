@@ -259,6 +259,8 @@ class RequestPlanner:
             queue = scope.queue
             in_flight, waiting = queue.take(keys) if queue.announced or queue.flights else ([], [])
             mirror = scope.chosen if candidates is None else scope.choices()
+            if mirror is not None and not (opens_prompt and mirror.is_isolated):
+                mirror = None
             is_left_alone = opens_prompt and scope.capacity.is_off and scope.capacity.keeps_order()
             reorders = opens_prompt and not is_left_alone
             if is_head:
@@ -268,12 +270,11 @@ class RequestPlanner:
             resolved = resolution.blocks
             note = OrderNote(writer, annotation, [label for label, _ in resolved], distinct, joined)
             order: Sequence[int] = range(len(distinct))
-            is_mirrored = opens_prompt and mirror is not None and mirror.is_isolated
-            mirrored: Sequence[int] | None = order if is_mirrored else None
+            mirrored = None if mirror is None else order
             if not draft.order_locked:
                 view = PrefixView(scope.tree, (), in_flight, waiting, note.price, scope.reader)
                 order = self._order(scope.policy, distinct, view, note, joined, reorders)
-                if is_mirrored and mirror is not None:
+                if mirror is not None:
                     view = replace(view, tree=mirror.tree, in_flight=queue.mirrored(keys))
                     mirrored = self._order(mirror.policy, distinct, view, note, joined, True)
             text, note_tokens = note.written(order)
