@@ -34,6 +34,8 @@ _VERSION = re.compile(
 _NAMED_VERSION = re.compile(r"/(?:latest|stable|dev)/")
 _DOCUMENTATION = re.compile(r"(?i)\b(?:api|changelog|docs|documentation|manual|release|version)\b")
 """Words that make a number such as 4.2 a version; elsewhere it may be a price, a measure, or that of a section."""
+_BEFORE_PART = re.compile(r"(?i)(?:^|\b(?:section|chapter|article|clause|paragraph|rule|part|appendix|table|figure) )$")
+"""What stands in front of the number of a section, such as 3.2.1."""
 _QUOTES = str.maketrans(dict.fromkeys("'`´‘’‚‛“”„‟＂", '"'))
 _END = 96
 """Characters that usually hold the last three words."""
@@ -69,7 +71,8 @@ def _without_version(line: str) -> str:
 
     def mark(found: re.Match[str]) -> str:
         version = found[0]
-        is_plain = version.count(".") < 2 and version.replace(".", "").isdigit()
+        is_part_number = version.count(".") < 2 or _BEFORE_PART.search(line[: found.start()])
+        is_plain = version.replace(".", "").isdigit() and is_part_number
         is_part = line[found.start() - 1 : found.start()] == line[found.end() : found.end() + 1] == "/"
         return version if is_plain and not is_part and not is_documentation else "\0"
 

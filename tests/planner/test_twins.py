@@ -85,6 +85,8 @@ def test_repeats_of_other_versions_are_twins(first: str, second: str) -> None:
             ]
         ],
         (f"V8 Engine\n{BODY}", f"V6 Engine\n{BODY}"),
+        (f"3.2.1 Liability\n{BODY}", f"3.2.2 Liability\n{BODY}"),
+        (f"Terms, Section 3.2.1\n{BODY}", f"Terms, Section 3.3.1\n{BODY}"),
         # Code in which white space has a meaning.
         (page("4.2", f"for a in b:\n    c()\n    d()\n{BODY}"), page("4.2", f"for a in b:\n    c()\nd()\n{BODY}")),
         (page("4.2", f"a:\n  b:\n    c: 1\n{BODY}"), page("4.2", f"a:\n  b:\n  c: 1\n{BODY}")),
