@@ -287,3 +287,13 @@ def test_a_tenant_chooses_from_what_requests_without_a_choice_leave() -> None:
     plan = planner.plan(candidates("abcdef", [9, 8, 7, 5, 4.9, 4.8]), tenant="own", choose=Choice(k=4))
     assert fed(plan) == "abcf"
     assert plan.resident_tokens == 400
+
+
+def test_a_plan_ends_one_announcement() -> None:
+    planner = ContextPlanner(capacity_tokens=400)
+    serve(planner, "d", "abcf")
+    planner.queued(candidates("abcf"))  # another request, with the blocks that this one is fed
+    planner.queued(candidates("abcd"))
+    plan = planner.plan(candidates("abcdef", [9, 8, 7, 5, 4.9, 4.8]), choose=Choice(k=4))
+    assert fed(plan) == "abcf"
+    assert planner.stats().queued_requests == 1

@@ -196,8 +196,6 @@ class RequestPlanner:
             if scope.capacity.is_off and not choices.is_isolated:
                 return draft
             fed = choices.choose(candidates, scope.queue.flights.values())
-            if fed != candidates.first:
-                scope.queue.take([block.fingerprint for block in draft.blocks])  # announced under these
         return self._feed(draft, candidates, fed)
 
     def _refer(self, draft: PlanDraft, candidates: Candidates, record: TurnRecord | None) -> PlanDraft:
@@ -257,7 +255,8 @@ class RequestPlanner:
         keys = [block.fingerprint for block in distinct]
         with state.lock:
             queue = scope.queue
-            in_flight, waiting = queue.take(keys) if queue.announced or queue.flights else ([], [])
+            first = keys if candidates is None else [candidates.blocks[i].fingerprint for i in candidates.first]
+            in_flight, waiting = queue.take(keys, first) if queue.announced or queue.flights else ([], [])
             mirror = scope.chosen if candidates is None else scope.choices()
             if mirror is not None and not (opens_prompt and mirror.is_isolated):
                 mirror = None

@@ -154,8 +154,10 @@ class RequestQueue:
         """Remove an announced request, if it is still there."""
         self.announced.pop(number, None)
 
-    def take(self, keys: Iterable[bytes]) -> tuple[list[tuple[bytes, ...]], list[Collection[bytes]]]:
-        """Remove one announcement of exactly these blocks.
+    def take(
+        self, keys: Iterable[bytes], first: Iterable[bytes]
+    ) -> tuple[list[tuple[bytes, ...]], list[Collection[bytes]]]:
+        """Remove one announcement of exactly these blocks, or better, of those that relevance alone would feed.
 
         Returns:
             The orders of the open plans that begin with one of these blocks, oldest first, and the first of the other
@@ -163,9 +165,11 @@ class RequestQueue:
         """
         own = frozenset(keys)
         if self.announced:
-            number = next((number for number, blocks in self.announced.items() if blocks == own), None)
-            if number is not None:
-                del self.announced[number]
+            for wanted in (frozenset(first), own):
+                number = next((number for number, blocks in self.announced.items() if blocks == wanted), None)
+                if number is not None:
+                    del self.announced[number]
+                    break
         in_flight = [each.order for each in self.flights.values() if not own.isdisjoint(each.order[:1])]
         return in_flight, list(islice(self.announced.values(), _MOST_WAITING))
 
