@@ -128,7 +128,7 @@ def test_requests_are_fed_their_own_candidates(
     for planned in batch:
         check(planned, choice)
         entered.update(planned.request.blocks[place] for place in planned.entered or ())
-        assert all(fed_to[out.block.fingerprint] >= 4 for out in planned.left_out if out.reason == "exchanged")
+        assert all(fed_to[out.block.fingerprint] >= 5 for out in planned.left_out if out.reason == "exchanged")
     assert max(entered.values(), default=0) <= choice.most * (len(requests) + 50)
     assert batch.saved_tokens <= batch.upper_bound <= batch.total_tokens
 
@@ -179,8 +179,8 @@ def test_without_candidates_in_reach_the_first_ones_are_planned(listed: Listed, 
 # -- examples ------------------------------------------------------------------------------------------------------
 
 
-def requests_with_a_choice(others: int = 4, entering: float = 4.9, **options: Any) -> list[BatchRequest]:
-    """Return requests. The first one may be fed what the second one is, because four `others` are fed `f`."""
+def requests_with_a_choice(others: int = 5, entering: float = 4.9, **options: Any) -> list[BatchRequest]:
+    """Return requests. The first one may be fed what the second one is, because five `others` are fed `f`."""
     return [
         BatchRequest("1", [block("a", 9), block("g", 8), block("f", 5, **options), block("c", entering)]),
         BatchRequest("2", [block("c", 9), block("a", 8), block("g", 7)]),
@@ -195,7 +195,7 @@ def fed(requests: Sequence[BatchRequest], choice: Choice) -> dict[str, str]:
     return {planned.id: "".join(sorted(texts(planned))) for planned in batch.in_callers_order()}
 
 
-FIRST = {"1": "afg", "2": "acg"} | dict.fromkeys("3456", "bef")
+FIRST = {"1": "afg", "2": "acg"} | dict.fromkeys("34567", "bef")
 
 
 def test_candidate_that_another_request_is_fed_enters() -> None:
@@ -209,7 +209,7 @@ def test_candidate_that_another_request_is_fed_enters() -> None:
 
 
 def test_passage_that_few_others_are_fed_does_not_leave() -> None:
-    assert fed(requests_with_a_choice(others=3), Choice(3, keep=2)) == {id: FIRST[id] for id in "12345"}
+    assert fed(requests_with_a_choice(others=4), Choice(3, keep=2)) == {id: FIRST[id] for id in "123456"}
 
 
 def test_exchange_that_saves_little_is_not_made() -> None:

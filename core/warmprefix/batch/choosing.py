@@ -20,7 +20,7 @@ _PASSES = 2
 # A batch has more to exchange than a cache, so that the rules of single plans would cost it gold passages.
 _ENTERING_SHARE = 1 / 2
 """How far below rank `k` a candidate that enters may score, as a share of `Choice.within`."""
-_LEAST_FED = 4
+_LEAST_FED = 5
 """The least number of other requests that are fed a candidate which leaves."""
 _LEAST_SAVED = 0.5
 """The least that an exchange saves, in mean blocks of the first `k`."""
