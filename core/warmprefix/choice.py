@@ -302,17 +302,19 @@ class Candidates(NamedTuple):
         if not self.listed:
             return frozenset()
         places = sorted([place for i in some for place in self.positions[i]])
-        firsts = [(places.index(self.positions[i][0]),) for i in some]
+        number = {place: n for n, place in enumerate(places)}
+        firsts = [(number[self.positions[i][0]],) for i in some]
         return joined_blocks([self.listed[place] for place in places], firsts)
 
     def fed_at(self, positions: Collection[int]) -> list[int]:
         """Return the indices of the candidates at these positions, ascending."""
-        return [i for i, places in enumerate(self.positions) if places[0] in positions]
+        fed = {*positions}
+        return [i for i, places in enumerate(self.positions) if places[0] in fed]
 
     def entered(self, order: Collection[int]) -> tuple[int, ...]:
         """Return which of the fed positions relevance alone would have left out, ascending."""
         beyond = [self.positions[i][0] for place in self.places[self.k :] for i in place]
-        return tuple(sorted([position for position in beyond if position in order]))
+        return tuple(sorted({*order}.intersection(beyond)))
 
     def left_out(self, order: Collection[int]) -> tuple[LeftOut, ...]:
         """Return the candidates that are not fed, given the positions of the others.
