@@ -437,10 +437,11 @@ def test_no_text_is_retained() -> None:
     text = f"Docs 1.1 > x\n{BODY} " * 20
     planner = ContextPlanner()
     before = sys.getrefcount(text)
+    request: list[ContextBlock] = []
     for i in range(4):
         request = [ContextBlock(text, score=2.0), ContextBlock(text.replace("1.1", "1.2"), score=1.0)]
         with planner.planning(request, tenant="acme", choose=Choice(k=1, twins=True)):
             pass
         planner.plan([ContextBlock(f"other {i}", score=3.0), *request], choose=Choice(k=1, twins=True))
-    del request
+    request.clear()
     assert sys.getrefcount(text) == before

@@ -169,10 +169,10 @@ def test_without_usable_scores_the_first_nodes_are_fed(
 ) -> None:
     retriever: Any = index.as_retriever(similarity_top_k=CANDIDATES)
     steps: list[Any] = []
+    documents = SimpleDocumentStore()
     if broken == "reordered":
         steps = [LongContextReorder()]
     elif broken == "neighbours":
-        documents = SimpleDocumentStore()
         for before, after in pairwise(index.docstore.docs.values()):
             before.relationships[NodeRelationship.NEXT] = RelatedNodeInfo(node_id=after.node_id)
             documents.add_documents([before, after])
