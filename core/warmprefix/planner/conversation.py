@@ -322,12 +322,16 @@ def _commit(plan: ContextPlan, turn_id: str | None) -> Commit | WriteTurn | None
     turn, parent = plan.turn or 0, plan.parent
     shown = [planned for planned in plan.blocks if planned.reference is None]
     sent = []
+    # A label stays in the history where its block is sent again without one.
+    labelled = {block.fingerprint for block in parent.blocks if block.label[:1] not in ("", "^")} if parent else ()
     for planned in shown:
         # Later references without labels must not name a labelled block; in a branch, its label tells that.
         keys = opening_keys(planned.block.text) if parent is None or not planned.label else []
-        key, *inner = [planned.label, *keys] if planned.label else keys
+        is_new = bool(planned.label) or planned.block.fingerprint not in labelled
+        key, *inner = keys if is_new and not planned.label else [planned.label, *keys]
         sent += [SeenBlock(_paragraph(each), each, turn, 0) for each in dict.fromkeys(inner) if each not in ("", key)]
-        sent.append(SeenBlock(planned.block.fingerprint, key, turn, planned.block.tokens))
+        if is_new:
+            sent.append(SeenBlock(planned.block.fingerprint, key, turn, planned.block.tokens))
     if parent is None:
         return Commit(_conversation(plan), _id_in_store(plan), [block for block in sent if block.label])
     if turn_id is None:

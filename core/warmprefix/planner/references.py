@@ -104,14 +104,14 @@ def resolve(draft: PlanDraft, record: PreparedTurn | TurnRecord | None, writer: 
         parent = record if isinstance(record, TurnRecord) else TurnRecord(0, partial=not begins)
         turn = parent.turn + 1 if begins or record is not None else None
         names = [*draft.imitable, *[block.label for block in parent.blocks if block.label]]
+        if parent.partial:  # any id may be a label of the history
+            names += [label for block in blocks for label in header_labels(block.text)]
         if not is_labelled:
             # What a partial record does not know may begin with the same words.
             quotes = [""] * len(blocks) if parent.partial else quotable_in(blocks, labels, parent)
             resolved = _quoted(blocks, quotes, parent, writer)
             return DraftResolution(begins, turn, resolved, False, names, parent)  # a later turn may have labels again
         resolved = resolve_from_turn(blocks, parent, templates)
-        if parent.partial:  # any id may be a label of the history
-            names += [label for block in blocks for label in header_labels(block.text)]
         return DraftResolution(begins, turn, resolved, False, names, parent)
     if draft.conversation is not None and isinstance(record, PreparedTurn):
         if is_labelled:

@@ -163,16 +163,15 @@ class RequestPlanner:
             (),
             candidates,
         )
-        return self._labelled(draft)
+        is_unshown = is_tail and visible is None
+        return self._labelled(draft) if is_unshown or annotation in ("labels", "both") else draft
 
     def _labelled(self, draft: PlanDraft) -> PlanDraft:
         """Give the blocks of a draft their labels."""
         blocks, labels = draft.blocks, draft.labels
         is_unshown = draft.placement == "tail" and draft.visible is None
         if draft.annotation not in ("labels", "both"):
-            if not is_unshown:
-                return draft
-            if draft.key is not None:
+            if is_unshown and draft.key is not None:
                 labels = [opening_keys(block.text[:OPENING_CHARACTERS])[0] for block in blocks]
         elif is_unshown:
             labels = lasting_labels(blocks)
