@@ -25,6 +25,7 @@ A run with given traces and the default limit is written to `results/`; the mean
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import statistics
 import sys
@@ -46,7 +47,7 @@ from warmprefix_tools.replay.results import DEFAULT_POLICY, ReplayResult
 from warmprefix_tools.replay.simulation import Replay
 from warmprefix_tools.replay.workload import DEFAULT_K, ReplayRequest, Workload
 from warmprefix_tools.traces.reader import read_trace
-from warmprefix_tools.traces.trace import Trace
+from warmprefix_tools.traces.trace import Trace, stand_in
 
 LIMIT = 2_000
 KIND = ("trace", "cache", "arm")
@@ -129,7 +130,9 @@ class Contexts:
 
 def measured(trace: Trace, capacities: Sequence[int | None]) -> Iterator[dict[str, Any]]:
     """Yield a row for each cache and arm: all arms for the first cache, `ALWAYS` and `OF_TEXTS` for the others."""
-    replays = {arm: Replay(Workload(trace, choose=parse_choice(text))) for arm, text in ARMS.items()}
+    texts = trace.texts or {block: stand_in(json.dumps(block)) for block in trace.tokens}  # which have no twins
+    whole = replace(trace, texts=texts)
+    replays = {arm: Replay(Workload(whole, choose=parse_choice(text))) for arm, text in ARMS.items()}
     for capacity in capacities:
         is_first = capacity == capacities[0]
         contexts = {arm: Contexts() for arm in ("default", "chance", *ARMS)}
