@@ -181,7 +181,7 @@ def test_oldest_responses_go_when_there_is_no_room(
 
 
 def test_stream_stores_its_answer_at_its_end_alone() -> None:
-    engine = Engine(replace(INSTANT, decode_rate=20))
+    engine = Engine(replace(INSTANT, decode_rate=2))
     with engine.server, engine.client() as client:
         with client.responses.create(model=MODEL, input="one", stream=True) as events:
             begun: Any = next(iter(events))
