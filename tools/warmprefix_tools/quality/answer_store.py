@@ -96,8 +96,12 @@ class AnswerStore:
         try:
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # SQLite would let all users read it
             self._file = sqlite3.connect(path, isolation_level=None)
-            self._file.executescript(f"PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL; {_TABLES}")
         except (OSError, sqlite3.Error) as error:
+            raise StoreFileError(f"{path} cannot be used: {error}") from error
+        try:
+            self._file.executescript(f"PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL; {_TABLES}")
+        except sqlite3.Error as error:
+            self._file.close()
             raise StoreFileError(f"{path} cannot be used: {error}") from error
 
     def __enter__(self) -> AnswerStore:
