@@ -301,11 +301,10 @@ def _runs(text: str, most: int) -> Iterator[list[tuple[int, int]]]:
     fresh = False
     for word in _WORD.finditer(text):
         is_quotable = _UNQUOTABLE.search(word[0]) is None
-        if fresh and (not is_quotable or text[run[-1][1] : word.start()] not in ("", " ")):
-            yield run
+        if run and (not is_quotable or text[run[-1][1] : word.start()] not in ("", " ")):
+            if fresh:
+                yield run
             run, fresh = [], False
-        elif not is_quotable:
-            run = []
         if is_quotable:
             run.append(word.span())
             fresh = True

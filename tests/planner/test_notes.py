@@ -19,6 +19,7 @@ from warmprefix.batch import BatchRequest
 from warmprefix.ordering import POLICIES, BlockView, PrefixView
 from warmprefix.ordering.coaccess import CoAccessPolicy
 from warmprefix.prefix.tree import PrefixTree
+from warmprefix.quotes import quotes_of
 from warmprefix.tokens import estimated_tokens
 
 ANNOTATIONS: list[Annotate] = ["auto", "note", "labels", "both", "none"]
@@ -83,6 +84,12 @@ def test_unlabelled_prompts_hold_the_very_texts(
                 assert plan.render() == "\n\n".join(dict.fromkeys(block.text for block in request))
             if annotate == "none":
                 assert plan.order_annotation is None
+
+
+@pytest.mark.parametrize("words", range(28, 37))
+def test_a_quote_ends_with_its_line_however_long_that_is(words: int) -> None:
+    line = " ".join(f"word{i}" for i in range(words))
+    assert quotes_of([f"{line}\n\nCLI\n\nOptions", line], 1) == ["CLI"]
 
 
 @given(requests, policies, annotation_names, st.sampled_from(["head", "tail"]), most_named)
