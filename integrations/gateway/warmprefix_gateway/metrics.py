@@ -25,7 +25,7 @@ class GatewayMetrics:
         self.unreported = self._counter("unreported_answers", "Answers without a report of cached tokens.")
         self.cached_tokens = self._counter("cached_tokens", "Of all others, found in a cache.")
         self.uncached_tokens = self._counter(
-            "uncached_tokens", "Not found: of a session's first request, new, behind a cut, or lost.", "cause"
+            "uncached_tokens", "Not found: of a first request, new, behind a changed front or a cut, or lost.", "cause"
         )
         self.references = self._counter("references", "Tool results sent as a reference.")
         self.saved_tokens = self._counter("saved_tokens", "Tokens that these references save, estimated.")

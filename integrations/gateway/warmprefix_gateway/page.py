@@ -21,6 +21,7 @@ _MAX_SESSIONS = _MAX_APPLICATIONS = 50
 _CAUSES = {
     "first": "first request of a session",
     "new": "new text",
+    "front": "sent before, behind a system prompt or tools that changed",
     "cut": "behind a change of the history",
     "lost": "sent before, and no longer cached",
 }

@@ -68,6 +68,8 @@ class TokenFates(NamedTuple):
     """The session's first request."""
     new: int = 0
     """Not sent before in this session."""
+    front: int = 0
+    """In messages that were sent before, behind instructions or tools that have changed since; estimated."""
     cut: int = 0
     """Behind a place where the session's history was changed or cut."""
     lost: int = 0
@@ -87,7 +89,7 @@ class Session:
     cached_tokens: int = 0
     unreported_tokens: int = 0
     """Of the prompt tokens, those of answers that did not report how many were cached."""
-    fates: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
+    fates: list[int] = field(default_factory=lambda: [0] * len(TokenFates._fields))
     prompts: list[_SentPrompt] = field(default_factory=list)
     """The latest prompts, one of each kind: sub-agents, titles and summaries have others than the conversation."""
     first_turn: int = 0
@@ -98,6 +100,8 @@ class Session:
     """Name of the instructions and tools in that prompt."""
     user_text: bytes = b""
     """Digest of the user's texts in that prompt."""
+    end: bytes = b""
+    """Digest of the whole conversation in that prompt."""
     multiple: int = 0
     """Greatest common divisor of all reported counts of cached tokens."""
 
@@ -140,6 +144,14 @@ class _SentPrompt:
             return self.tokens * end / total
         return max(self.tokens - max(self.rate, _LEAST_RATE) * (total - end), 0.0)
 
+    def moved(self, parts: PromptParts) -> int:
+        """Return about how many tokens of this one's messages a new prompt has behind another head."""
+        if self.tokens is None or self.parts.head == parts.head:
+            return 0
+        begin, end = self.parts.begin - 1, self.parts.begin - 1 + _conversation_of(parts)(self)
+        texts = self.parts.characters
+        return int(self.tokens * (texts[end] - texts[begin]) / max(texts[-1], 1))
+
 
 class SessionBook:
     """The sessions of the latest requests, each within its tenant, in fair shares. Not thread-safe.
@@ -176,7 +188,7 @@ class SessionBook:
         if session is None:
             session = Session(key, tenant, first_turn=parts.turn)
             self._put(session)
-        session.turn, session.head = parts.turn, parts.head
+        session.turn, session.head, session.end = parts.turn, parts.head, parts.digests[-1]
         session.user_text = parts.user_texts[-1] if parts.user_texts else b""
         # Some clients do not keep the last message of a prompt.
         for end in (*parts.digests[parts.begin :][-2:], *parts.user_texts[-1:]):
@@ -203,8 +215,12 @@ class SessionBook:
                 )  # a retry
             ]
             if found:
-                return max(found, key=lambda session: session.has_head(parts.head)).key
-        for digest in reversed(parts.user_texts):
+                # Sessions that begin alike may get the same answer: the one that waits for this request comes first.
+                ends = parts.digests[max(at - 1, parts.begin) : at + 1]
+                waiting = self._named(tenant, self._ends.get((tenant, ends[0])) or ())
+                found += [session for session in waiting if session.end == ends[0]]
+                return max(found, key=lambda session: (session.has_head(parts.head), session.end in ends)).key
+        for digest in reversed(parts.user_texts[1:]):  # many sessions may have the first one
             found = [
                 session
                 for session in self._named(tenant, self._ends.get((tenant, digest)) or ())
@@ -262,9 +278,11 @@ class SessionBook:
             held = int(min(before_tokens, prompt_tokens)) // block * block
             lost = min(max(held - cached_tokens, 0), uncached)
             # The last message of a prompt may be replaced at each turn.
-            is_cut = not is_behind and _common(before.parts, parts) < len(before.parts.digests) - 1
-            rest = uncached - lost
-            fates = TokenFates(lost=lost, cut=rest) if is_cut else TokenFates(lost=lost, new=rest)
+            messages = len(before.parts.digests) - before.parts.begin
+            is_cut = not is_behind and _conversation_of(parts)(before) < messages - 1
+            front = 0 if is_behind else min(before.moved(parts), uncached - lost)
+            rest = uncached - lost - front
+            fates = TokenFates(new=0 if is_cut else rest, front=front, cut=rest if is_cut else 0, lost=lost)
         session.cached_tokens += cached_tokens
         session.fates = [total + more for total, more in zip(session.fates, fates, strict=True)]
         return fates

@@ -193,6 +193,68 @@ def test_sessions_that_begin_alike_are_not_one() -> None:
     assert third not in found
 
 
+@pytest.mark.parametrize("heads", [("Be brief.",), ("Of Ada: {}", "Of Bob: {}", "Of Eve: {}")])
+def test_sessions_that_get_the_same_answers_are_not_one(heads: tuple[str, ...]) -> None:
+    book = SessionBook()
+    histories = [["hi"], ["hi"], ["hi"]]
+    for turn in range(4):
+        keys = []
+        for number, history in enumerate(histories):
+            system = {"role": "system", "content": heads[number % len(heads)].format(turn)}
+            prompt = parts(*history, system=system)
+            session = book.find(None, None, prompt)
+            session.requests += 1
+            keys.append(session.key)
+            assert book.record(session, prompt, 100 + 10 * turn, 0).cut == 0
+            history += ["Hello! How can I help?"] if turn == 0 else [f"answer {turn} to {number}"]
+            history += [f"question {turn} of {number}"]
+        assert len(set(keys)) == 3
+    assert len(book) == 3
+
+
+def test_one_short_message_is_no_evidence() -> None:
+    book = SessionBook()
+    session = book.find(None, None, parts("go on"))
+    assert book.find(None, None, parts("go on", "done")) is session
+    other = parts("go on", "another answer", "go on", "done", system={"role": "system", "content": "Other."})
+    assert book.find(None, None, other) is not session
+
+
+def test_what_a_changed_front_costs() -> None:
+    """The estimate is near to the tokens that stood in the cache behind another front."""
+    book, history = SessionBook(), list[dict[str, str]]()
+    resent = front = new = 0
+    for turn in range(12):
+        memories = [f"Ada likes place {turn * number} by the sea, as she said." for number in range(8)]
+        system = {"role": "system", "content": "\n".join(["You are Ada's assistant. " * 9, *memories])}
+        history.append(user(f"How deep is the sea at place {turn * 7}, and why is it so deep there? " * 4))
+        tokens = words("".join(message["content"] for message in (system, *history)))
+        prompt = chat(system, *history)
+        fates = book.record(book.find(None, None, prompt), prompt, tokens, 45)
+        assert sum(fates) == tokens - 45
+        front, new = front + fates.front, new + fates.new
+        resent += words("".join(message["content"] for message in history[:-1])) if turn else 0
+        history.append(model(f"It is {turn * 100} metres deep, because the plates move apart. " * 3))
+    assert len(book) == 1
+    assert 0.9 * resent < front + 12 * 33 < 1.1 * resent + 12 * 33
+    assert new > 0
+
+
+def test_a_tool_that_is_added_changes_the_front() -> None:
+    book = SessionBook()
+    tools = [{"type": "function", "function": {"name": f"tool_{n}"}} for n in range(3)]
+    history = [SYSTEM, user("a " * 200), model("b " * 200)]
+    first = prompt_parts("chat", {"messages": history[:2], "tools": tools[:2]})
+    session = book.find(None, None, first)
+    book.record(session, first, 300, 0)
+    second = prompt_parts("chat", {"messages": [*history, user("c")], "tools": tools})
+    assert book.find(None, None, second) is session
+    fates = book.record(session, second, 520, 0)
+    assert 50 < fates.front < 250
+    assert fates.new == 520 - fates.front
+    assert fates.cut == fates.lost == 0
+
+
 def test_a_request_that_failed_is_asked_again_in_its_session() -> None:
     book = SessionBook()
     assert book.find(None, None, parts("hi")) is book.find(None, None, parts("hi"))
@@ -217,8 +279,11 @@ def test_memories_in_the_system_prompt_change_no_session() -> None:
             prompt = parts(*history, system=system)
             session = book.find(None, None, prompt)
             assert sessions.setdefault(name, session) is session
-            fates = book.record(session, prompt, 1_000 + 100 * turn, 0)
-            assert fates.cut == (1_000 + 100 * turn if turn else 0)
+            fates = book.record(session, prompt, sum(map(len, history)), 0)
+            assert sum(fates) == sum(map(len, history))
+            assert fates.first == (0 if turn else len(history[0]))
+            assert (fates.front > 0) == (turn > 0)
+            assert fates.cut == fates.lost == 0
             history += [f"answer {turn} to {name}", f"question {turn}"]
             # The application extracts memories with prompts of their own.
             extraction = chat({"role": "system", "content": "Extract facts."}, user("\n".join(history)))
@@ -270,7 +335,7 @@ def test_marks_and_shapes_change_no_session() -> None:
         prompt = messages({2 * turn - 2, 2 * turn}, 2 * turn + 1)
         assert book.find(None, None, prompt) is session
         book.record(session, prompt, 100 * turn, 100 * turn - 100)
-    assert session.fates[2:] == [0, 0]
+    assert session.fates[2:] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("named", [None, "one"])
@@ -330,11 +395,11 @@ def test_a_request_may_name_its_session(headers: dict[str, str], fields: dict[st
 def test_uncached_tokens_have_a_cause() -> None:
     book = SessionBook()
     session = book.find(None, None, parts("a"))
-    assert book.record(session, parts("a"), 1_000, 0) == (1_000, 0, 0, 0)
+    assert book.record(session, parts("a"), 1_000, 0) == (1_000, 0, 0, 0, 0)
     longer = parts("a", "x" * 400)
-    assert book.record(session, longer, 2_000, 992) == (0, 1_008, 0, 0)  # blocks of 16 or 32 tokens
-    assert book.record(session, parts("a", "x" * 400, "b"), 2_100, 0) == (0, 116, 0, 1_984)
-    assert book.record(session, parts("a", "x" * 400, "b", "c"), 2_200, 2_096) == (0, 104, 0, 0)
+    assert book.record(session, longer, 2_000, 992) == (0, 1_008, 0, 0, 0)  # blocks of 16 or 32 tokens
+    assert book.record(session, parts("a", "x" * 400, "b"), 2_100, 0) == (0, 116, 0, 0, 1_984)
+    assert book.record(session, parts("a", "x" * 400, "b", "c"), 2_200, 2_096) == (0, 104, 0, 0, 0)
     cut = book.record(session, parts("other", "x" * 400), 2_000, 512)
     assert cut.cut > 0
     assert cut.new == 0
@@ -387,12 +452,14 @@ def test_a_title_in_the_same_session_cuts_nothing() -> None:
     book = SessionBook()
     title = chat({"role": "system", "content": "Write a title."}, user("Write a title for this:"), user("a"))
     session = book.find(None, "one", title)
-    assert book.record(session, title, 100, 0) == (100, 0, 0, 0)
-    assert book.record(session, parts("a"), 1_000, 0) == (1_000, 0, 0, 0)
+    assert book.record(session, title, 100, 0) == (100, 0, 0, 0, 0)
+    assert book.record(session, parts("a"), 1_000, 0) == (1_000, 0, 0, 0, 0)
     assert book.record(session, title, 100, 96).cut == 0
     assert book.record(session, parts("a", "answer", "b"), 1_100, 960).cut == 0
     changed = parts("a", "b", "c", system={"role": "system", "content": "New."})
-    assert book.record(session, changed, 1_000, 0).cut == 1_000
+    fates = book.record(session, changed, 1_000, 0)
+    assert 0 < fates.front < 30  # one message
+    assert fates.cut == 1_000 - fates.front
 
 
 def test_ids_that_change_do_not_change_a_prompt() -> None:
