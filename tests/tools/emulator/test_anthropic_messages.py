@@ -11,7 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
+from warmprefix.cache_profiles import as_profile
 from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer, encode
+from warmprefix_tools.emulator.anthropic_bodies import CountTokensRequest
 
 Body = dict[str, Any]
 Ask = Callable[..., Body]
@@ -221,3 +223,120 @@ def test_sdk_raises_on_refusals(sdk: Any) -> None:
         sdk.messages.create(
             model="warmprefix-emulator", max_tokens=1, messages=user(*(text(name, MARK) for name in "abcde"))
         )
+
+
+# -- in mid-conversation -----------------------------------------------------------------------------------------------
+
+TOOLS = [{"name": "read", "input_schema": {"type": "object"}}]
+LATE: Body = {"name": "look_up", "description": "Look up. " * 40, "input_schema": {"type": "object"}}
+BETAS = {"anthropic-beta": "mid-conversation-tool-changes-2026-07-01,inline-tools-2026-09-15"}
+
+
+def added(tool: Body) -> Body:
+    return {"role": "system", "content": [{"type": "tool_addition", "tool": tool}]}
+
+
+BY_VALUE = added({"type": "tool_definition", "definition": LATE})
+BY_NAME = added({"type": "tool_reference", "name": "look_up"})
+REMOVED = {
+    "role": "system",
+    "content": [{"type": "tool_removal", "tool": {"type": "tool_reference", "name": "read"}}],
+}
+
+
+def prompt_of(profile: str, body: Body) -> list[int]:
+    """Return the tokens of a prompt, up to the head of the answer."""
+    tokens = CountTokensRequest.model_validate(body).prompt_for(as_profile(profile), None, BETAS["anthropic-beta"])
+    return list(tokens.tokens[: -1 - len(encode("assistant\n"))])
+
+
+@pytest.mark.parametrize("change", [BY_VALUE, REMOVED])
+@pytest.mark.parametrize("profile", ["anthropic", "full-attention"])
+def test_tools_that_change_keep_the_prefix_where_the_api_does(profile: str, change: Body) -> None:
+    before = {"tools": TOOLS, "messages": user(text("How deep?"))}
+    after = {**before, "messages": [*before["messages"], change]}
+    first, second = prompt_of(profile, before), prompt_of(profile, after)
+    assert (second[: len(first)] == first) is (profile == "anthropic")
+
+
+def test_a_deferred_tool_is_shown_where_it_is_added_or_found() -> None:
+    question = user(text("How deep?"))
+    tools = [*TOOLS, {**LATE, "defer_loading": True}]
+    unseen = prompt_of("anthropic", {"tools": tools, "messages": question})
+    assert unseen == prompt_of("anthropic", {"tools": TOOLS, "messages": question})
+    shown = prompt_of("anthropic", {"tools": tools, "messages": [*question, BY_NAME]})
+    assert shown[: len(unseen)] == unseen
+    assert len(shown) > len(unseen) + len(encode(LATE["description"]))
+    loaded = prompt_of("full-attention", {"tools": tools, "messages": [*question, BY_NAME]})
+    assert loaded == prompt_of("full-attention", {"tools": [*TOOLS, LATE], "messages": question})
+    call = {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "find", "input": {}}]}
+    result = {
+        "type": "tool_result",
+        "tool_use_id": "1",
+        "content": [{"type": "tool_reference", "tool_name": "look_up"}],
+    }
+    found = prompt_of("anthropic", {"tools": tools, "messages": [*question, call, *user(result)]})
+    assert len(found) > len(unseen) + len(encode(LATE["description"]))
+
+
+def test_a_system_message_stays_where_it_is_and_may_end_with_its_turn() -> None:
+    note = {"role": "system", "content": "Answer in French."}
+    turns = [*user(text("How deep?")), note]
+    answered = [*turns, {"role": "assistant", "content": "Deep."}]
+    for profile in ("anthropic", "full-attention"):
+        first, second = prompt_of(profile, {"messages": turns}), prompt_of(profile, {"messages": answered})
+        assert second[: len(first)] == first
+    passing = [turns[0], {**note, "clear_at": "next_user_message"}, answered[-1], *user(text("Sure?"))]
+    kept = [turns[0], answered[-1], *user(text("Sure?"))]
+    assert prompt_of("anthropic", {"messages": passing}) == prompt_of("anthropic", {"messages": kept})
+
+
+@pytest.mark.parametrize(
+    ("messages", "betas", "refusal"),
+    [
+        ([{"role": "system", "content": "Be brief."}], BETAS, "must follow a user message"),
+        ([{"role": "system", "content": "Be brief."}, *user(text("Hi."))], BETAS, "must follow a user message"),
+        ([*user(text("Hi.")), BY_VALUE], {}, "requires the anthropic-beta header 'inline-tools-2026-09-15'"),
+        ([*user(text("Hi.")), BY_NAME], {}, "requires the anthropic-beta header 'mid-conversation-tool-changes-"),
+        ([*user(text("Hi.")), BY_NAME], BETAS, "messages.1.content.0.tool.name: tool 'look_up' was not found in tools"),
+        ([*user(*BY_VALUE["content"])], BETAS, "tools change in messages with the role 'system' only"),
+        ([*user(text("Hi.")), added([])], BETAS, "tool 'None' was not found"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_system_message_against_the_rules_is_refused(
+    server: EmulatorServer, http: httpx.Client, messages: list[Body], betas: dict[str, str], refusal: str
+) -> None:
+    body = {"max_tokens": 1, "tools": TOOLS, "messages": messages}
+    answer = http.post(f"{server.base_url}/messages", json=body, headers=betas)
+    assert answer.status_code == 400
+    assert refusal in answer.json()["error"]["message"]
+
+
+def test_an_edit_clears_old_thinking_only(ask: Ask, server: EmulatorServer) -> None:
+    def turn(name: str) -> list[Body]:
+        thinking = {"type": "thinking", "thinking": name * 50, "signature": "x"}
+        return [*user(text(name)), {"role": "assistant", "content": [thinking, text("Yes.")]}]
+
+    messages = [*turn("one "), *turn("two "), *user(text("Go on."))]
+    ones, twos = (len(prompt_of("anthropic", {"messages": turn(name)})) for name in ("one ", "two "))
+    edits: list[Body] = [{"type": "clear_thinking_20251015", "keep": "all"}]
+    whole = prompt_of("anthropic", {"messages": messages})
+    assert prompt_of("anthropic", {"messages": messages, "context_management": {"edits": edits}}) == whole
+    edits = [{"type": "clear_thinking_20251015", "keep": {"type": "thinking_turns", "value": 1}}]
+    cut = prompt_of("anthropic", {"messages": messages, "context_management": {"edits": edits}})
+    assert len(whole) - ones < len(cut) < len(whole) - 50
+    assert cut[-twos:] == whole[-twos:]
+    edits = [{"type": "clear_tool_uses_20250919"}]
+    refused = ask({"messages": messages, "context_management": {"edits": edits}})
+    assert refused["error"]["message"].startswith("context_management.edits.0.type: Input should be 'clear_thinking_")
+    ignored = prompt_of("full-attention", {"messages": messages, "context_management": {"edits": edits}})
+    assert ignored == prompt_of("full-attention", {"messages": messages})
+
+
+def test_vllm_does_not_see_the_billing_header_of_claude_code() -> None:
+    def system(session: str) -> Body:
+        blocks = [text(f"x-anthropic-billing-header: cc_version=2.1.197.{session};"), text("You are an agent.")]
+        return {"system": blocks, "messages": user(text("Hi."))}
+
+    for profile, differs in (("full-attention", False), ("vllm-checkpoints(528,16)", False), ("anthropic", True)):
+        assert (prompt_of(profile, system("709")) != prompt_of(profile, system("a1b"))) is differs

@@ -11,7 +11,7 @@ from typing import Any
 import openai
 import pytest
 
-from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer
+from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer, encode
 from warmprefix_tools.emulator.scripts import AnswerScript, ScriptError
 
 anthropic = pytest.importorskip("anthropic")
@@ -102,7 +102,10 @@ def test_a_message_runs_the_loop(server: EmulatorServer, stream: bool) -> None:
 BAD_ARGUMENTS = '[{"calls": [{"name": "read", "arguments": "{"}]}]'
 
 
-@pytest.mark.parametrize("text", ["", "{}", '["a"]', "[{}]", '[{"calls": [{}]}]', '[{"text": 7}]', BAD_ARGUMENTS])
+WHEN = '[{"when": "", "text": "a"}]'
+
+
+@pytest.mark.parametrize("text", ["", "{}", '["a"]', "[{}]", '[{"calls": [{}]}]', '[{"text": 7}]', BAD_ARGUMENTS, WHEN])
 def test_a_script_that_is_wrong_is_an_error(tmp_path: Path, text: str) -> None:
     (tmp_path / "script.json").write_text(text)
     with pytest.raises(ScriptError):
@@ -114,3 +117,40 @@ def test_a_cut_answer_has_no_calls(tmp_path: Path) -> None:
     answer = AnswerScript.read(tmp_path / "script.json").answer(0, 2)
     assert answer is not None
     assert (answer.finish_reason, answer.calls, len(answer.pieces)) == ("length", (), 2)
+
+
+def test_an_answer_for_a_text_goes_to_all_bodies_that_have_it(tmp_path: Path) -> None:
+    entries = [*SCRIPT, {"when": 'the "memory" of Ünal', "text": "{}"}, {"when": "memory", "text": "[]"}]
+    (tmp_path / "script.json").write_text(json.dumps(entries))
+    with (
+        EmulatorServer(EmulatorConfig(base_ttft_ms=0, script=tmp_path / "script.json")) as server,
+        openai.OpenAI(base_url=server.base_url, api_key="none") as client,
+        anthropic.Anthropic(base_url=server.url, api_key="none") as claude,
+    ):
+        for question, wanted in (('Keep the "memory" of Ünal.', "{}"), ("A memory?", "[]")):
+            messages: Any = [{"role": "user", "content": question}]
+            assert client.chat.completions.create(model=MODEL, messages=messages).choices[0].message.content == wanted
+            assert client.responses.create(model=MODEL, input=question).output_text == wanted
+            answer = claude.messages.create(model=MODEL, messages=messages, max_tokens=50)
+            assert answer.content[0].text == wanted
+        plain = client.responses.create(model=MODEL, input="How deep?")
+        assert plain.output_text.startswith("[warmprefix emulator")
+
+
+def test_texts_with_the_same_words_have_near_embeddings(server: EmulatorServer) -> None:
+    texts = ["the sea is deep", "how deep is the sea", "", "prices fell in march"]
+    with openai.OpenAI(base_url=server.base_url, api_key="none") as client:
+        packed = client.embeddings.create(model=MODEL, input=texts)  # the SDK asks for base64
+        plain = client.embeddings.create(model=MODEL, input=encode(texts[0]), encoding_format="float", dimensions=8)
+        with pytest.raises(openai.BadRequestError):
+            client.embeddings.create(model=MODEL, input=[])
+    sea, question, nothing, prices = (each.embedding for each in packed.data)
+    assert {len(each.embedding) for each in packed.data} == {1536}
+    assert len(plain.data[0].embedding) == 8
+    assert packed.usage.prompt_tokens == sum(len(encode(each)) for each in texts)
+    assert math.isclose(math.hypot(*nothing), 1)
+
+    def likeness(one: list[float], other: list[float]) -> float:
+        return sum(left * right for left, right in zip(one, other, strict=True))
+
+    assert likeness(sea, question) > likeness(sea, prices) + 0.3

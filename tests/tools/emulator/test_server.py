@@ -129,6 +129,7 @@ def test_server_leaves_neither_thread_nor_port_behind(http: httpx.Client) -> Non
     before = set(threading.enumerate())
     with EmulatorServer() as server:
         assert http.get(f"{server.url}/health").status_code == 200
+        assert http.head(server.url).status_code == 200  # Claude Code asks first
         port = int(server.url.rpartition(":")[2])
     assert set(threading.enumerate()) == before
     with socket.create_server(("127.0.0.1", port)):

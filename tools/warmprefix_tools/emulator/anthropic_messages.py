@@ -41,7 +41,7 @@ async def create_message(engine: EmulatorEngine, request: Request) -> Response:
     body = await parsed(request, MessagesRequest, engine.config)
     prompt = _prompt(engine, request, body)
     turns = turns_of([{"role": turn.role} for turn in body.messages]) if body.tools else None
-    answer = planned_answer(engine, prompt, body.max_tokens, turns)
+    answer = planned_answer(engine, prompt, body.max_tokens, turns, body=await request.body())
     return await respond(request, engine, prompt, answer, _MessageFormat(engine), body.stream)
 
 
@@ -53,7 +53,8 @@ async def count_tokens(engine: EmulatorEngine, request: Request) -> Response:
 
 def _prompt(engine: EmulatorEngine, request: Request, body: CountTokensRequest) -> MarkedPrompt:
     key = request.headers.get("x-api-key") or request.headers.get("authorization")
-    return body.prompt_for(engine.profile, key if is_hosted(engine.profile) else body.cache_salt)
+    salt = key if is_hosted(engine.profile) else body.cache_salt
+    return body.prompt_for(engine.profile, salt, request.headers.get("anthropic-beta", ""))
 
 
 class _MessageFormat:

@@ -11,6 +11,7 @@ from warmprefix.errors import MissingExtraError
 from warmprefix_tools.emulator import answers
 from warmprefix_tools.emulator.answers import AnswerPayloads, ComposedAnswer, Json
 from warmprefix_tools.emulator.anthropic_messages import count_tokens, create_message, error_body
+from warmprefix_tools.emulator.embeddings import create_embeddings
 from warmprefix_tools.emulator.engine import EmulatorConfig, EmulatorEngine, Generation, Reader
 from warmprefix_tools.emulator.openai_bodies import AdvanceClockRequest, ChatCompletionRequest, TokenizeRequest
 from warmprefix_tools.emulator.openai_items import item_routes
@@ -62,6 +63,7 @@ def create_app(config: EmulatorConfig | None = None, reader: Reader | None = Non
 
     posts = {
         "/v1/chat/completions": _create_chat,
+        "/v1/embeddings": create_embeddings,
         "/v1/responses": create_response,
         "/v1/messages": create_message,
         "/v1/messages/count_tokens": count_tokens,
@@ -73,7 +75,8 @@ def create_app(config: EmulatorConfig | None = None, reader: Reader | None = Non
         routes=[
             *(Route(path, partial(answer, engine), methods=["POST"]) for path, answer in posts.items()),
             *item_routes(engine),
-            *(Route("/v1/models", models), Route("/health", health), Route("/metrics", exposition)),
+            *(Route("/v1/models", models), Route("/metrics", exposition)),
+            *(Route(path, health) for path in ("/", "/health")),  # some clients ask for `HEAD /` first
         ],
         middleware=[Middleware(MarksResponses)],
         exception_handlers={HTTPException: _error_response},
@@ -91,7 +94,7 @@ async def _create_chat(engine: EmulatorEngine, request: Request) -> Response:
     text = None
     if engine.reader is not None:
         text = engine.reader([message.for_template() for message in body.messages])
-    answer = planned_answer(engine, prompt, body.new_token_limit, turns, text)
+    answer = planned_answer(engine, prompt, body.new_token_limit, turns, text, body=await request.body())
     shown: Json = {"prompt_token_ids": prompt.tokens} if body.return_token_ids else {}
     form = _ChatFormat(engine, body.wants_usage_chunk, shown)
     return await respond(request, engine, prompt, answer, form, body.stream)

@@ -19,7 +19,7 @@ from warmprefix.errors import MissingExtraError
 from warmprefix_tools.caches import MarkedPrompt, is_hosted
 from warmprefix_tools.emulator.parted_prompts import PartedMessage, PromptPart, render_parts
 from warmprefix_tools.emulator.serving import RefusedError, validated
-from warmprefix_tools.emulator.tokenizer import ChatMessage, render_chat
+from warmprefix_tools.emulator.tokenizer import ChatMessage, encode, render_chat
 
 try:
     from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo, field_validator
@@ -31,6 +31,7 @@ __all__ = [
     "AdvanceClockRequest",
     "ChatCompletionRequest",
     "ConversationRequest",
+    "EmbeddingsRequest",
     "ItemsRequest",
     "ResponsesRequest",
     "TokenizeRequest",
@@ -254,6 +255,23 @@ class TokenizeRequest(BaseModel):
     def for_template(self) -> list[ChatMessage]:
         """Return the tools, if any, and the messages; empty for a plain prompt."""
         return _with_tools(self.tools, self.messages or [])
+
+
+class EmbeddingsRequest(BaseModel):
+    """Body of POST /v1/embeddings."""
+
+    model: str | None = None
+    input: Annotated[str | list[int] | list[str] | list[list[int]], Field(min_length=1)]
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Annotated[int, Field(ge=1, le=16_384)] = 1536
+
+    @property
+    def token_lists(self) -> list[list[int]]:
+        """The tokens of each input."""
+        inputs: list[Any] = self.input if isinstance(self.input, list) else [self.input]
+        if isinstance(inputs[0], int):
+            return [inputs]
+        return [encode(each) if isinstance(each, str) else each for each in inputs]
 
 
 class AdvanceClockRequest(BaseModel):

@@ -44,7 +44,7 @@ async def create_response(engine: EmulatorEngine, request: Request) -> Response:
     prompt = body.rendered(engine.profile, messages)
     turns = turns_of([*history, *body.items]) if body.tools else None
     text = None if engine.reader is None else engine.reader([message.joined for message in messages])
-    answer = planned_answer(engine, prompt, body.max_output_tokens, turns, text)
+    answer = planned_answer(engine, prompt, body.max_output_tokens, turns, text, body=await request.body())
 
     def ended(response: Json) -> None:
         given = with_ids(body.items)

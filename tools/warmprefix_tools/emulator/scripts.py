@@ -13,6 +13,7 @@ from warmprefix_tools.emulator.answers import ComposedAnswer, ToolCall, scripted
 
 __all__ = ["AnswerScript", "ScriptError", "turns_of"]
 
+_Answer = tuple[str, tuple[tuple[str, str], ...]]
 _ITEMS_OF_THE_MODEL = ("function_call", "custom_tool_call", "reasoning")
 
 
@@ -26,11 +27,14 @@ class AnswerScript:
 
     A file holds them as a JSON array of objects with `text`, `calls` or both, where a call has the `name` of a tool and
     its `arguments`. A request with tools gets the answer after those that its history shows; requests without tools,
-    and those behind the last answer, get the emulator's own.
+    and those behind the last answer, get the emulator's own. An object with `when` stands outside of this order: its
+    answer goes to all requests, with or without tools, whose body contains that text; of several, the first counts.
     """
 
-    answers: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
+    answers: tuple[_Answer, ...]
     """For each answer its text, and the name and the arguments of each of its calls."""
+    by_text: tuple[tuple[str, _Answer], ...] = ()
+    """Answers for bodies with a text, after that text."""
 
     @classmethod
     def read(cls, path: Path) -> AnswerScript:
@@ -45,14 +49,22 @@ class AnswerScript:
             raise ScriptError(f"{path} could not be read: {error}") from error
         if not isinstance(entries, list):
             raise ScriptError(f"{path} must have a JSON array of answers, got {type(entries).__name__}")
-        return cls(tuple(_read_answer(path, number, entry) for number, entry in enumerate(entries)))
+        read = [(_when(path, number, entry), _read_answer(path, number, entry)) for number, entry in enumerate(entries)]
+        return cls(
+            tuple(answer for when, answer in read if when is None),
+            tuple((when, answer) for when, answer in read if when is not None),
+        )
 
-    def answer(self, turns: int, max_tokens: int) -> ComposedAnswer | None:
-        """Return the answer after this many; None behind the last one."""
-        if turns >= len(self.answers):
+    def answer(self, turns: int | None, max_tokens: int, body: bytes = b"") -> ComposedAnswer | None:
+        """Return the answer to a body, or the one after this many; None behind the last one and without tools."""
+        shown = json.dumps(json.loads(body)) if self.by_text and body else ""
+        found = next((answer for when, answer in self.by_text if when in shown), None)
+        if found is None and turns is not None and turns < len(self.answers):
+            found = self.answers[turns]
+        if found is None:
             return None
-        text, calls = self.answers[turns]
-        made = [ToolCall(f"call_{turns}_{number}", *call) for number, call in enumerate(calls)]
+        text, calls = found
+        made = [ToolCall(f"call_{turns or 0}_{number}", *call) for number, call in enumerate(calls)]
         return scripted_answer(text, made, max_tokens)
 
 
@@ -67,7 +79,14 @@ def turns_of(messages: Sequence[Any]) -> int:
     return turns
 
 
-def _read_answer(path: Path, number: int, entry: object) -> tuple[str, tuple[tuple[str, str], ...]]:
+def _when(path: Path, number: int, entry: object) -> str | None:
+    when = entry.get("when") if isinstance(entry, dict) else None
+    if when is not None and not (when and isinstance(when, str)):
+        raise ScriptError(f"{path}, answer {number}: `when` must be a text")
+    return None if when is None else json.dumps(when)[1:-1]
+
+
+def _read_answer(path: Path, number: int, entry: object) -> _Answer:
     fields: Any = entry if isinstance(entry, dict) else {}
     text, calls = fields.get("text", ""), fields.get("calls", [])
     is_valid = isinstance(text, str) and isinstance(calls, list) and bool(text or calls)

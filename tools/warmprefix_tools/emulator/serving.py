@@ -99,11 +99,12 @@ def planned_answer(
     most_tokens: int | None,
     turns: int | None = None,
     text: str | None = None,
+    body: bytes = b"",
 ) -> ComposedAnswer:
     """Return the answer to a prompt, or refuse it if both together exceed the context limit.
 
-    `turns` is the number of answers in the history of a request with tools, for a scripted answer; None without tools.
-    `text` is the answer of a reader; None without one.
+    For a script, `turns` is the number of answers in the history of a request with tools, None without tools, and
+    `body` the request's body. `text` is the answer of a reader; None without one.
     """
     limit, prompt_tokens = engine.config.context_limit, len(prompt.tokens)
     wanted = 1 if most_tokens is None else most_tokens
@@ -117,7 +118,7 @@ def planned_answer(
             param="input_tokens",
         )
     most = limit - prompt_tokens if most_tokens is None else most_tokens
-    scripted = None if turns is None or engine.script is None else engine.script.answer(turns, most)
+    scripted = None if engine.script is None else engine.script.answer(turns, most, body)
     if scripted is None and text is not None:
         scripted = scripted_answer(text, (), most)
     return scripted or compose_answer(prompt.tokens, most)
