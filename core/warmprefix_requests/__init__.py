@@ -20,7 +20,7 @@ from warmprefix_requests.outgoing import (
 )
 from warmprefix_requests.prompts import RewriteRoute, canonical_prompt
 from warmprefix_requests.refusals import Attempt, FieldRefusals
-from warmprefix_requests.repeats import RepeatedResult, Rewritten, restored, rewrite
+from warmprefix_requests.repeats import Rewritten, restored, rewrite
 from warmprefix_requests.stored_history import StoredHistory
 from warmprefix_requests.transcript import Transcript
 
@@ -31,7 +31,6 @@ __all__ = [
     "FieldRefusals",
     "OutgoingRequest",
     "Processor",
-    "RepeatedResult",
     "RewriteRoute",
     "Rewritten",
     "StoredHistory",

@@ -220,17 +220,14 @@ def with_references(
         rewritten = rewrite(request.route, request.body, keep_tools=keep_tools, check=check, earlier=earlier)
         if not rewritten.references:
             return None if earlier is None else replace(request, rewritten=rewritten)
-        changed = with_texts(request, rewritten)
-        return None if changed is None else replace(changed, rewritten=rewritten)
+        return replace(with_texts(request, rewritten), rewritten=rewritten)
 
     return process
 
 
-def with_texts(request: OutgoingRequest, rewritten: Rewritten) -> OutgoingRequest | None:
-    """Return a request with new texts in place of old ones; None if it cannot be written with the same meaning."""
-    content = spliced(request.encode(), rewritten)
-    if content is None:
-        return None
+def with_texts(request: OutgoingRequest, rewritten: Rewritten) -> OutgoingRequest:
+    """Return a request with new texts in place of old ones. O(bytes)."""
+    content = spliced(request.encode(), rewritten.texts)
     return replace(request, content=content, body=rewritten.body, added=(), is_rewritten=False)
 
 

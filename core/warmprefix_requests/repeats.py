@@ -17,6 +17,7 @@ from warmprefix_requests.prompts import (
     is_cut_elsewhere,
     tool_events,
 )
+from warmprefix_requests.splicing import nested
 from warmprefix_requests.stored_history import (
     MAX_REFERENCES,
     MAX_TEXT_BYTES,
@@ -28,21 +29,12 @@ from warmprefix_requests.stored_history import (
 )
 from warmprefix_requests.transcript import Transcript, shown_call
 
-__all__ = ["RepeatedResult", "Rewritten", "restored", "rewrite"]
+__all__ = ["Rewritten", "restored", "rewrite"]
 
 _LEAST_CHARACTERS = 256
 
 _WHOLE = re.compile(r"\[(?:W|Ran again; w)ord for word the result of the earlier call (.+)\.\]")
 _NUMBERED = re.compile(r"(.+), number (\d{1,9}) of such calls")
-
-
-class RepeatedResult(NamedTuple):
-    """A result whose text a body has several times."""
-
-    text: str
-    """The text of the result."""
-    reference: str | None
-    """What takes its place; None if it stays."""
 
 
 class Rewritten(NamedTuple):
@@ -54,8 +46,8 @@ class Rewritten(NamedTuple):
     """Number of results that became references."""
     saved_tokens: int = 0
     """Tokens of the replaced results without those of the references, estimated as a quarter of their UTF-8 bytes."""
-    repeated: tuple[RepeatedResult, ...] = ()
-    """All results with a text that is replaced somewhere, in the order of the body."""
+    texts: Mapping[Path, str] = {}
+    """The new texts by their places in the body."""
     echoes: Echoes = Echoes({})
     """The references, to find them in the arguments of the tool calls that the model answers with."""
     history: StoredHistory | None = None
@@ -113,9 +105,8 @@ def rewrite(
     prompt = _RewrittenPrompt(keep_tools, earlier, after_response=after_response)
     seen: list[MadeCall | StoredResult | HistoryCut] = []
     changes: dict[Path, str] = {}
-    results: list[RepeatedResult] = []
     echoes = Echoes({})
-    saved = 0
+    saved, fits = 0, True
     for event in events:
         if not isinstance(event, GivenResult):
             seen.append(event)
@@ -136,21 +127,16 @@ def rewrite(
             seen.append(StoredResult(event.call_id or "", None if is_imitation else text_key(event.text or "")))
         if event.text is not None and sent is not None and sent != event.text:
             changes[event.path] = sent
-            results.append(RepeatedResult(event.text, sent))
+            fits = fits and _size(event.text) <= MAX_TEXT_BYTES
             echoes.add({sent: event.text})
             saved += (_size(event.text) - _size(sent)) // 4
-        elif event.text is not None:
-            results.append(RepeatedResult(event.text, None))
     history = None
     if earlier is not None and not has_hidden_items(body.get("input")):
-        fits = all(_size(result.text) <= MAX_TEXT_BYTES for result in results if result.reference is not None)
         history = earlier.extended(seen, prompt.references) if fits else None
         history = history.unnamed() if history is not None and is_cut else history
     if after_response and history is None:  # calls that look like these may be hidden
         return Rewritten(body)
-    replaced = {result.text for result in results if result.reference is not None}
-    repeated = tuple([result for result in results if result.text in replaced]) if replaced else ()
-    return Rewritten(_with_texts(body, changes), len(changes), saved, repeated, echoes, history)
+    return Rewritten(_with_texts(body, changes), len(changes), saved, changes, echoes, history)
 
 
 class _RewrittenPrompt:
@@ -297,17 +283,11 @@ def _with_texts(body: Mapping[str, Any], texts: Mapping[Path, str]) -> Mapping[s
     """Return a copy of a body with new texts; what stands on none of the paths is shared. O(messages)."""
     if not texts:
         return body
-    changes: dict[str | int, Any] = {}
-    for path, text in texts.items():
-        inner = changes
-        for step in path[:-1]:
-            inner = inner.setdefault(step, {})
-        inner[path[-1]] = text
-    changed: Mapping[str, Any] = _changed(body, changes)
+    changed: Mapping[str, Any] = _changed(body, nested(texts))
     return changed
 
 
-def _changed(value: Any, changes: str | dict[str | int, Any]) -> Any:
+def _changed(value: Any, changes: Any) -> Any:
     if isinstance(changes, str):
         return changes
     copy: Any = list(value) if isinstance(value, list | tuple) else dict(value)

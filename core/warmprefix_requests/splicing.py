@@ -3,66 +3,97 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from typing import Any
 
-from warmprefix_requests.repeats import Rewritten
+from warmprefix_requests.prompts import Path
 
-__all__ = ["distinct", "refuse_constant", "spliced", "survives"]
+__all__ = ["distinct", "nested", "refuse_constant", "spliced", "survives"]
 
-_MAX_SEARCHES = 64
-"""Times that a body is read in search of its texts. More are needed only where some are escaped and others not."""
+_value_at = json.JSONDecoder().raw_decode
+_SPACE = re.compile(r"[ \t\n\r]*")
+
+_Changes = str | dict[str | int, "_Changes"]
+"""A new text, or the changes inside an object or a list."""
 
 
-def spliced(content: bytes, rewritten: Rewritten) -> bytes | None:
-    """Return a JSON text with new texts in place of old ones; None if it cannot be written with the same meaning.
+def spliced(content: bytes, texts: Mapping[Path, str]) -> bytes:
+    """Return a JSON text with new texts on these paths. The client's own bytes stay everywhere else. O(bytes).
 
-    The client's own bytes stay wherever the body does. O(bytes).
+    Raises:
+        LookupError: Nothing stands on a path.
+        ValueError: This is no JSON in UTF-8.
     """
-    edited = _edited(content, rewritten)
-    if edited is not None and json.loads(edited) == rewritten.body:
-        return edited
-    # A text stands elsewhere too, or is escaped in another way.
-    return json.dumps(rewritten.body, separators=(",", ":")).encode() if survives(content) else None
+    text = content.decode()
+    places: list[_Place] = []
+    _find(text, _skipped(text, 0), nested(texts), places)
+    if len(places) < len(texts):
+        raise LookupError("the JSON text has no value on a path")
+    return _written(text, places).encode()
 
 
-def _edited(content: bytes, rewritten: Rewritten) -> bytes | None:
-    """Return the client's own bytes with the new texts; None if an old one was not found."""
-    pieces: list[bytes | memoryview] = []
-    whole = memoryview(content)
-    done = searched = 0
-    most = _MAX_SEARCHES * len(content)
-    is_ascii = content.isascii()
-    for result in rewritten.repeated:
-        found = _find(content, result.text, searched, is_ascii=is_ascii)
-        if found is None:
-            return None
-        start, end, bytes_read = found
-        most -= bytes_read
-        if most < 0:
-            return None
-        searched = end
-        if result.reference is not None:
-            pieces += (whole[done:start], json.dumps(result.reference).encode())
-            done = searched
-    return b"".join([*pieces, whole[done:]])
+_Place = tuple[int, int, str]
+"""Begin and end of a value, and the text that takes its place."""
 
 
-def _find(content: bytes, text: str, begin: int, *, is_ascii: bool) -> tuple[int, int, int] | None:
-    """Return where a JSON text has this string as a value, from `begin` on, and how many bytes were read for that."""
-    bytes_read = 0
-    for escapes in (True,) if is_ascii or text.isascii() else (False, True):
-        try:
-            written = json.dumps(text, ensure_ascii=escapes).encode()
-        except UnicodeEncodeError:  # a lone surrogate
-            continue
-        at = content.find(written, begin)
-        while at >= 0 and content[at - 1 : at] == b"\\":  # an escaped quote opens no string
-            at = content.find(written, at + 1)
-        end = at + len(written)
-        bytes_read += (end if at >= 0 else len(content)) - begin
-        if at >= 0:
-            return at, end, bytes_read
-    return None
+def nested(texts: Mapping[Path, str]) -> dict[str | int, _Changes]:
+    """Return new texts as a tree of the steps of their paths."""
+    changes: dict[str | int, Any] = {}
+    for path, text in texts.items():
+        inner = changes
+        for step in path[:-1]:
+            inner = inner.setdefault(step, {})
+        inner[path[-1]] = text
+    return changes
+
+
+def _written(text: str, places: list[_Place]) -> str:
+    pieces: list[str] = []
+    done = 0
+    for begin, end, new in sorted(places):
+        pieces += (text[done:begin], json.dumps(new))
+        done = end
+    return "".join([*pieces, text[done:]])
+
+
+def _find(text: str, at: int, changes: _Changes | None, found: list[_Place]) -> int:
+    """Add the places to change in the value that begins here; return its end."""
+    if not isinstance(changes, dict) or text[at] not in "{[":
+        end = _value_at(text, at)[1]
+        if isinstance(changes, str):
+            found.append((at, end, changes))
+        return end
+    is_object = text[at] == "{"
+    places: dict[str | int, list[_Place]] = {}
+    step: str | int = -1
+    at = _skipped(text, at + 1)
+    while text[at] not in "}]":
+        if is_object:
+            step, at = _value_at(text, at)
+            at = _skipped(text, _skipped(text, at) + 1)
+        else:
+            step += 1  # type: ignore[operator]
+        inner = changes.get(step)
+        if inner is None:
+            at = _value_at(text, at)[1]
+        else:
+            places[step] = []  # of a repeated key, the last one counts
+            at = _find(text, at, inner, places[step])
+        at = _skipped(text, at)
+        if text[at] == ",":
+            at = _skipped(text, at + 1)
+    for inside in places.values():
+        found += inside
+    return at + 1
+
+
+def _skipped(text: str, at: int) -> int:
+    """Return the next place that is no white space."""
+    if text[at] not in " \t\n\r":
+        return at
+    space = _SPACE.match(text, at)
+    return at if space is None else space.end()
 
 
 def survives(content: bytes) -> bool:

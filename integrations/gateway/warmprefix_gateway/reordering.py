@@ -15,7 +15,7 @@ from warmprefix.blocks import Pin
 from warmprefix.cache_profiles import CacheProfile
 from warmprefix.fair_lru import FairLru
 from warmprefix.plan import ContextPlan
-from warmprefix_requests import OutgoingRequest, RepeatedResult, Rewritten, with_texts
+from warmprefix_requests import OutgoingRequest, Rewritten, with_texts
 
 __all__ = ["TEMPLATES", "FoundContext", "Outcome", "Reordered", "Reorderer", "as_templates"]
 
@@ -32,7 +32,7 @@ _FRAME = f"Context information is below.{_RULE}"
 _KEY = re.compile(r"[A-Za-z_][\w -]{0,60}: ")
 _NUMBER = re.compile(r"\d+")
 
-Outcome = Literal["planned", "as before", "locked", "numbered", "duplicates", "late", "unwritable"]
+Outcome = Literal["planned", "as before", "locked", "numbered", "duplicates", "late"]
 """What becomes of a context: its order is planned, or that of an earlier request. Or it stays, because the request asks
 for that, because its blocks are numbered or not distinct, because it comes late in a conversation, or because the body
 cannot be written again."""
@@ -203,12 +203,8 @@ class Reorderer:
         changed = "".join([*pieces, text[done:]])
         message = {**messages[number], "content": changed}
         body = {**call.body, "messages": [*messages[:number], message, *messages[number + 1 :]]}
-        arranged = with_texts(call, Rewritten(body, repeated=(RepeatedResult(text, changed),)))
-        if arranged is None:
-            if plan is not None:
-                self.planner.abandon(plan)
-            return Reordered(call, outcome="unwritable")
-        return Reordered(arranged, plan, outcome)
+        rewritten = Rewritten(body, texts={("messages", number, "content"): changed})
+        return Reordered(with_texts(call, rewritten), plan, outcome)
 
     def _pin(self, place: int, blocks: int) -> Pin | None:
         return "start" if place < self._pin_first else "end" if place >= blocks - self._pin_last else None
