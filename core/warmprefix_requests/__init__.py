@@ -18,7 +18,7 @@ from warmprefix_requests.outgoing import (
     with_token_ids,
     with_usage,
 )
-from warmprefix_requests.prompts import RewriteRoute, canonical_prompt
+from warmprefix_requests.prompts import RewriteRoute
 from warmprefix_requests.refusals import Attempt, FieldRefusals
 from warmprefix_requests.repeats import Rewritten, restored, rewrite
 from warmprefix_requests.stored_history import StoredHistory
@@ -37,7 +37,6 @@ __all__ = [
     "TextForm",
     "Transcript",
     "block_ends",
-    "canonical_prompt",
     "holds_blocks",
     "prepared",
     "read_call",

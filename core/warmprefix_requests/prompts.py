@@ -16,9 +16,11 @@ __all__ = [
     "Path",
     "PromptMessage",
     "RewriteRoute",
-    "canonical_prompt",
+    "canonical_front",
+    "canonical_messages",
     "hides_text",
     "is_cut_elsewhere",
+    "items_name",
     "tool_events",
 ]
 
@@ -85,6 +87,11 @@ class PromptMessage(NamedTuple):
     """Text of the user in it, without results of tools."""
 
 
+def items_name(route: str) -> str:
+    """Return the name of the field with the messages."""
+    return "input" if route == "responses" else "messages"
+
+
 def hides_text(body: Mapping[str, Any], *, after_response: bool = False) -> bool:
     """Return True if the API adds text that the body does not show; `after_response` if only another field counts."""
     return any(body.get(name) not in (None, []) for name in _HIDDEN[after_response:])
@@ -118,7 +125,7 @@ def _clears_thinking(edit: object) -> bool:
 
 def tool_events(route: RewriteRoute, body: Mapping[str, Any]) -> Iterator[MadeCall | GivenResult | HistoryCut]:
     """Yield the tool calls and their results in the order of the body; what is not understood is left out."""
-    name = "input" if route == "responses" else "messages"
+    name = items_name(route)
     for number, message in enumerate(_list(body, name)):
         if not isinstance(message, _MAPPING):
             continue
@@ -165,16 +172,23 @@ def _result(path: Path, call_id: object, content: object, holder: Mapping[str, A
 # -- the canonical prompt ----------------------------------------------------------------------------------------------
 
 
-def canonical_prompt(route: str, body: Mapping[str, Any]) -> tuple[str, Iterator[PromptMessage]]:
-    """Return what stands in front of the messages, and the messages. O(characters).
+def canonical_front(body: Mapping[str, Any]) -> str:
+    """Return what stands in front of the messages of a prompt. O(characters)."""
+    front = [_bare(body[name]) for name in ("tools", "system", "instructions") if body.get(name)]
+    return repr(front) if front else ""
+
+
+def canonical_messages(
+    route: str, body: Mapping[str, Any], begin: int = 0, end: int | None = None
+) -> Iterator[PromptMessage]:
+    """Yield messages of a prompt. O(characters).
 
     A content that is one text is the same as a list of this one part. Marks are left out, and ids of messages and
     items: engines do not show them to the model.
     """
-    front = [_bare(body[name]) for name in ("tools", "system", "instructions") if body.get(name)]
-    given = body.get("input" if route == "responses" else "prompt" if route == "completions" else "messages")
+    given = body.get("prompt" if route == "completions" else items_name(route))
     messages = given if isinstance(given, list) else [given]
-    return (repr(front) if front else ""), map(_message, messages)
+    return map(_message, messages[begin:end])
 
 
 def _message(message: object) -> PromptMessage:

@@ -9,7 +9,8 @@ import pytest
 from tests.requests.agent_sessions import AgentSession, MarkPattern
 from tests.requests.test_requests import ROUTES
 
-from warmprefix_requests import RewriteRoute, canonical_prompt, restored, rewrite
+from warmprefix_requests import RewriteRoute, restored, rewrite
+from warmprefix_requests.prompts import canonical_front, canonical_messages
 
 PATTERNS: tuple[MarkPattern, ...] = get_args(MarkPattern)
 
@@ -64,7 +65,7 @@ def check(seed: int, route: RewriteRoute, pattern: MarkPattern) -> tuple[int, in
 
 
 def texts(route: RewriteRoute, body: Any) -> list[str]:
-    front, messages = canonical_prompt(route, body)
+    front, messages = canonical_front(body), canonical_messages(route, body)
     return [front, *[message.text for message in messages]]
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from math import gcd
 from typing import Any, NamedTuple
 
 from warmprefix.fair_lru import FairLru
-from warmprefix_requests import canonical_prompt
+from warmprefix_requests.prompts import PromptMessage, canonical_front, canonical_messages
 
-__all__ = ["PromptParts", "Session", "SessionBook", "TokenFates", "prompt_parts", "session_name"]
+__all__ = ["PromptParts", "Session", "SessionBook", "TokenFates", "front_parts", "prompt_parts", "session_name"]
 
 _MAX_ENDS = 60_000
 _MAX_PROMPTS = 8
@@ -38,7 +38,7 @@ _FIELDS = ("prompt_cache_key", "session_id", "conversation_id", "user_session_id
 class PromptParts(NamedTuple):
     """A prompt as a chain of parts: what stands in front of the messages, then each message.
 
-    Marks, ids and shapes do not count; see `warmprefix_requests.canonical_prompt`.
+    Marks, ids and shapes do not count; see `canonical_messages`.
     """
 
     digests: tuple[bytes, ...]
@@ -59,6 +59,28 @@ class PromptParts(NamedTuple):
     def turn(self) -> int:
         """Number of the model's messages."""
         return self.turns[-1]
+
+    def followed_by(self, messages: Iterable[PromptMessage]) -> PromptParts:
+        """Return the parts with more messages behind them. O(parts + characters)."""
+        digests, characters, turns = [*self.digests], [*self.characters], [*self.turns]
+        total, turn, head, begin, user_texts = characters[-1], turns[-1], self.head, self.begin, [*self.user_texts]
+        for message in messages:
+            before = digests[-1]
+            is_full = len(digests) > _MAX_PARTS  # the last part holds all the rest
+            if begin == len(digests) and not is_full and message.role != "instructions":
+                before = b""
+            total += len(message.text)
+            turn += message.role == "model"
+            if is_full:
+                del digests[-1], characters[-1], turns[-1]
+            digests.append(_chained(before, message.text))
+            characters.append(total)
+            turns.append(turn)
+            if begin == len(digests) - 1 and message.role == "instructions":
+                begin, head = len(digests), digests[-1].hex()
+            if message.role == "user" and len(user_texts) < _MAX_PARTS:
+                user_texts.append(_chained(user_texts[-1] if user_texts else b"", message.user_text, b"user texts"))
+        return PromptParts(tuple(digests), tuple(characters), tuple(turns), head, begin, tuple(user_texts))
 
 
 class TokenFates(NamedTuple):
@@ -314,33 +336,20 @@ def session_name(headers: Mapping[str, str], body: Mapping[str, Any]) -> str | N
 
 def prompt_parts(route: str, body: Mapping[str, Any]) -> PromptParts:
     """Return the parts of a body's prompt. O(characters)."""
-    front, messages = canonical_prompt(route, body)
-    chain = blake2b(front.encode("utf-8", "surrogatepass"), digest_size=16)
-    texts = blake2b(digest_size=16, person=b"user texts")
-    digests, characters, turns, user_texts = [chain.digest()], [len(front)], [0], list[bytes]()
-    total, turn, begin, head = len(front), 0, 0, ""
-    for number, message in enumerate(messages):
-        if not begin and message.role != "instructions":
-            begin = len(digests)
-            head = digests[-1].hex()
-            chain = blake2b(digest_size=16)
-        total += len(message.text)
-        turn += message.role == "model"
-        chain.update(b"%d:" % len(message.text))
-        chain.update(message.text.encode("utf-8", "surrogatepass"))
-        if message.role == "user" and len(user_texts) < _MAX_PARTS:
-            texts.update(b"%d:" % len(message.user_text))
-            texts.update(message.user_text.encode("utf-8", "surrogatepass"))
-            user_texts.append(texts.digest())
-        if number < _MAX_PARTS:
-            digests.append(chain.digest())
-            characters.append(total)
-            turns.append(turn)
-        else:  # the last part holds all the rest
-            digests[-1], characters[-1], turns[-1] = chain.digest(), total, turn
-    if not begin:
-        begin, head = len(digests), digests[-1].hex()
-    return PromptParts(tuple(digests), tuple(characters), tuple(turns), head, begin, tuple(user_texts))
+    return front_parts(body).followed_by(canonical_messages(route, body))
+
+
+def front_parts(body: Mapping[str, Any]) -> PromptParts:
+    """Return the part in front of the messages. O(characters)."""
+    front = canonical_front(body)
+    digest = _chained(b"", front)
+    return PromptParts((digest,), (len(front),), (0,), digest.hex(), 1, ())
+
+
+def _chained(before: bytes, text: str, kind: bytes = b"") -> bytes:
+    """Return the digest of a text behind others."""
+    content = text.encode("utf-8", "surrogatepass")
+    return blake2b(content, digest_size=16, salt=before, person=kind).digest()
 
 
 def _common(one: PromptParts, other: PromptParts) -> int:
