@@ -8,7 +8,7 @@ import secrets
 import time
 from codecs import BOM_UTF8
 from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, get_args
 
 from warmprefix.errors import MissingExtraError
@@ -52,16 +52,19 @@ _LEVELS: Mapping[str | None, References] = {level: level for level in get_args(R
 _MOST_HEADER_BYTES = 65_536
 _CONNECT_SECONDS = 10.0
 """Longest time until an upstream accepts a connection."""
-_Prepared = tuple[OutgoingRequest, PromptParts, OutgoingRequest, Reordered | None]
+_Prepared = tuple[OutgoingRequest, Reordered | None]
 _SINGLE_HEADERS = ("authorization", "x-api-key", "content-type", "content-encoding")
 
 
-class _WaitingContext(NamedTuple):
-    """A call with a context that waits to be ordered."""
+class _ReadRequest(NamedTuple):
+    """A request with a prompt, and what was found in it."""
 
     call: OutgoingRequest
-    context: FoundContext
-    announced: AbstractContextManager[object]
+    parts: PromptParts
+    context: FoundContext | None = None
+    waits: bool = False
+    """True if the context waits to be ordered, and is announced until then."""
+    announced: AbstractContextManager[object] = nullcontext()
 
 
 class Office:
@@ -187,42 +190,33 @@ class Office:
         began = time.perf_counter()
         self._takes_priorities = self._client is not None and self.upstreams.take_priorities(self._client)
         found: _Prepared | None = None
-        before: FoundTurn | None = None
-        read: OutgoingRequest | None = None
+        continues = path.rstrip("/").endswith("/responses") and b'"previous_response_id"' in content
         try:
-            if path.rstrip("/").endswith("/responses") and b'"previous_response_id"' in content:
-                read = await self._preparing.run(
-                    tenant, len(content), lambda _: self._read(content, path, headers, tenant, continues=True)
-                )
-                before = None if read is None else await self.histories.before(read, tenant)
-            begun = await self._preparing.run(
+            read = await self._preparing.run(
                 tenant,
                 len(content),
-                lambda check: self._begin(
-                    read or self._read(content, path, headers, tenant), before, headers, tenant, check
-                ),
-                self._drop,
+                lambda _: self._read(content, path, headers, tenant, continues=continues),
+                _withdraw,
             )
-            if isinstance(begun, _WaitingContext):
-                waiting = begun
-                with waiting.announced:
-                    await asyncio.sleep(0)  # requests that came together announce their contexts first
-                    found = await self._preparing.run(
-                        tenant,
-                        len(content),
-                        lambda check: self._prepare(waiting.call, before, headers, tenant, check, waiting.context),
-                        self._drop,
-                    )
-            else:
-                found = begun
-            if found is None and tenant is not None:
+            if read is None and tenant is not None:
                 raise BodyRefusedError(400, "body", "the request is not understood")
-            if found is None:
+            if read is None:
                 return None
-            call, parts, sent, reordered = found
-            name = session_name(headers, call.body) or (None if before is None else before.turn.session)
-            session = self.ledger.sessions.find(tenant, name, parts)
-            session.application = session.application or _application(headers)
+            call, parts = read.call, read.parts
+            with read.announced:
+                before = await self.histories.before(call, tenant) if continues else None
+                name = session_name(headers, call.body) or (None if before is None else before.turn.session)
+                session = self.ledger.sessions.find(tenant, name, parts)
+                session.application = session.application or _application(headers)
+                if read.waits:
+                    await asyncio.sleep(0)  # requests that came together announce their contexts first
+                found = await self._preparing.run(
+                    tenant,
+                    len(content),
+                    lambda check: self._prepare(call, before, headers, tenant, check, read.context),
+                    self._drop,
+                )
+            sent, reordered = found
             if reordered is not None and reordered.outcome is not None:
                 self._count_context(reordered.outcome)
         except BodyRefusedError:
@@ -239,49 +233,42 @@ class Office:
 
     def _read(
         self, content: bytes, path: str, headers: Mapping[str, str], tenant: str | None, *, continues: bool = False
-    ) -> OutgoingRequest | None:
-        """Return a request with a prompt; of a tenant's, the response that it continues must be looked up then."""
+    ) -> _ReadRequest | None:
+        """Return a request with a prompt, and announce its context if it is to be ordered.
+
+        If a tenant's request `continues` a response, that must be looked up then.
+        """
         body: dict[str, Any] | None = None
         if tenant is not None:
             content = content.removeprefix(BOM_UTF8)
             body = self._tenants_body(content, headers, ("previous_response_id",) if continues else ())
         else:
             check_parts(content)
-        return read_call("POST", path, headers, content, body)
-
-    def _begin(
-        self,
-        call: OutgoingRequest | None,
-        before: FoundTurn | None,
-        headers: Mapping[str, str],
-        tenant: str | None,
-        check: Callable[[], None],
-    ) -> _Prepared | _WaitingContext | None:
-        """Announce the context of a call if it is to be ordered; prepare the call if it is not."""
+        call = read_call("POST", path, headers, content, body)
+        if call is None:
+            return None
+        parts = prompt_parts(call.route, call.body)
         context: FoundContext | None = None
-        if self.reorderer is not None and call is not None:
+        if self.reorderer is not None:
             try:
                 context = self.reorderer.find(call, tenant)
                 announced = self.reorderer.announced(context)
             except Exception as error:
                 self.fail("a context is not ordered in view of the requests behind it", error)
             else:
-                if announced is not None and context is not None:
-                    return _WaitingContext(call, context, announced)
-        return self._prepare(call, before, headers, tenant, check, context)
+                if announced is not None:
+                    return _ReadRequest(call, parts, context, True, announced)
+        return _ReadRequest(call, parts, context)
 
     def _prepare(
         self,
-        call: OutgoingRequest | None,
+        call: OutgoingRequest,
         before: FoundTurn | None,
         headers: Mapping[str, str],
         tenant: str | None,
         check: Callable[[], None],
         context: FoundContext | None = None,
-    ) -> _Prepared | None:
-        if call is None:
-            return None
-        parts = prompt_parts(call.route, call.body)
+    ) -> _Prepared:
         rules = self._rules
         if rules.priorities is not None and not self._takes_priorities:
             rules = rules._replace(priorities=None)
@@ -303,14 +290,11 @@ class Office:
             self.fail("a request goes out without references, order and marks, because making them failed", error)
             rules = Rules("off", (), rules.profile, None)
             sent, reordered = outgoing(call, rules, tenant=tenant, salt_key=self._salt_key)
-        return call, parts, sent, reordered
+        return sent, reordered
 
-    def _drop(self, found: _Prepared | _WaitingContext | None) -> None:
-        if isinstance(found, _WaitingContext):
-            with found.announced:
-                return
+    def _drop(self, found: _Prepared | None) -> None:
         if found is not None and self.reorderer is not None:
-            self.reorderer.abandon(found[3])
+            self.reorderer.abandon(found[1])
 
     def _tenants_body(self, content: bytes, headers: Mapping[str, str], checked: Sequence[str] = ()) -> dict[str, Any]:
         check_type(headers)
@@ -408,6 +392,13 @@ class Office:
         """Count a failure of the gateway's own work. The log has its kind only: its text may quote the request."""
         self.metrics.failures.inc()
         _log.warning("%s: %s", what, type(error).__name__)
+
+
+def _withdraw(read: _ReadRequest | None) -> None:
+    """End the announcement of a request that was given up."""
+    if read is not None:
+        with read.announced:
+            return
 
 
 def _application(headers: Mapping[str, str]) -> str:
