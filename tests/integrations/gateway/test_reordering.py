@@ -126,8 +126,9 @@ def test_a_request_may_keep_its_order(upstream: ScriptedUpstream, gateway_of: Ma
     for headers in ({}, {"x-warmprefix-order": "keep"}, {"X-Warmprefix-Order": "keep"}):
         assert send(gateway, "POST", CHAT, body_of(first)).status == 200
         assert send(gateway, "POST", CHAT, body_of(second), **headers).status == 200
-        assert (text_of(upstream.requests[-1].body) == second) is bool(headers)
-        assert upstream.requests[-1].header("x-warmprefix-order") is None
+        last = [request for request in upstream.requests if request.body][-1]  # not a look at the engine
+        assert (text_of(last.body) == second) is bool(headers)
+        assert last.header("x-warmprefix-order") is None
     assert metric(gateway, "contexts_total", order="locked") == 2
 
 
