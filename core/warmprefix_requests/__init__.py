@@ -1,11 +1,13 @@
 """Request bodies of the APIs: how they are read, what is changed in them on their way out, and what answers report.
 
 `outgoing` has the request and the processors that change it, `refusals` remembers what endpoints refuse. `transcript`
-and `repeats` replace repeated results of tools by references, `marks` sets cache marks, `usage` reads token counts.
+and `repeats` replace repeated results of tools by references, `memories` writes what changed in memories, `marks` sets
+cache marks, `usage` reads token counts.
 """
 
 from warmprefix_requests.block_places import block_ends, holds_blocks
 from warmprefix_requests.echoes import Echoes, EchoStream, TextForm
+from warmprefix_requests.memories import Memory, MemoryNotes, memories_of
 from warmprefix_requests.outgoing import (
     OutgoingRequest,
     Processor,
@@ -29,6 +31,8 @@ __all__ = [
     "EchoStream",
     "Echoes",
     "FieldRefusals",
+    "Memory",
+    "MemoryNotes",
     "OutgoingRequest",
     "Processor",
     "RewriteRoute",
@@ -38,6 +42,7 @@ __all__ = [
     "Transcript",
     "block_ends",
     "holds_blocks",
+    "memories_of",
     "prepared",
     "read_call",
     "restored",

@@ -1,4 +1,4 @@
-"""LangChain plugins: a retriever, a compressor, a chain step and an agent middleware."""
+"""LangChain plugins: a retriever, a compressor, a chain step and agent middlewares."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +15,14 @@ from warmprefix_langchain.conversations import thread_conversation
 from warmprefix_langchain.document_retriever import ContextReuseRetriever
 
 if TYPE_CHECKING:
+    from warmprefix_langchain.memories import MemoryMiddleware
     from warmprefix_langchain.middleware import ContextReuseMiddleware
 
 __all__ = [
     "ContextReuseCompressor",
     "ContextReuseMiddleware",
     "ContextReuseRetriever",
+    "MemoryMiddleware",
     "context_prompt",
     "context_reuse",
     "thread_conversation",
@@ -33,4 +35,8 @@ def __getattr__(name: str) -> Any:
         from warmprefix_langchain.middleware import ContextReuseMiddleware
 
         return ContextReuseMiddleware
+    if name == "MemoryMiddleware":
+        from warmprefix_langchain.memories import MemoryMiddleware
+
+        return MemoryMiddleware
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
