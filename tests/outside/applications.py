@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from client_programs import AGENTS, ANSWER, LAND, QUESTIONS, SEA, AgentProgram, Home, session_script
@@ -91,6 +92,8 @@ def test_an_agent_in_three_turns(session_of: Callable[..., Session], tmp_path: P
     for turn, question in enumerate(QUESTIONS):
         assert ANSWER in agent.ask(session.home, command, question, turn > 0)
     session.check(REFERENCES[agent.name])
+    page = httpx.get(session.home.base_url.removesuffix("/v1")).text
+    assert f"{agent.name} (1)" in page
 
 
 AGENT = """

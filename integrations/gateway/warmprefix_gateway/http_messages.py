@@ -35,7 +35,7 @@ _HOP_BY_HOP = {
     *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection"),
     *("te", "trailer", "transfer-encoding", "upgrade"),
 }
-_OURS = {"host", "expect", "x-warmprefix-references", "x-warmprefix-order"}
+_OURS = {"host", "expect", "x-warmprefix-application", "x-warmprefix-references", "x-warmprefix-order"}
 
 OF_ENGINES = frozenset(
     {

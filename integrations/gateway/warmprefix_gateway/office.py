@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, get_args
 
 from warmprefix.errors import MissingExtraError
 from warmprefix.residency import EngineReport
+from warmprefix_gateway.applications import application_of
 from warmprefix_gateway.echo_watch import EchoedAnswer
 from warmprefix_gateway.gateway_options import GatewayOptions, References
 from warmprefix_gateway.http_messages import OF_ENGINES, RawHeaders, is_messages, upstream_headers
@@ -207,7 +208,7 @@ class Office:
                 before = await self.histories.before(call, tenant) if continues else None
                 name = session_name(headers, call.body) or (None if before is None else before.turn.session)
                 session = self.ledger.sessions.find(tenant, name, parts)
-                session.application = session.application or _application(headers)
+                session.application = session.application or application_of(headers, call.body)
                 if read.waits:
                     await asyncio.sleep(0)  # requests that came together announce their contexts first
                 found = await self._preparing.run(
@@ -399,9 +400,3 @@ def _withdraw(read: _ReadRequest | None) -> None:
     if read is not None:
         with read.announced:
             return
-
-
-def _application(headers: Mapping[str, str]) -> str:
-    """Return the name of the program that sends a request, without its version."""
-    agent = headers.get("user-agent", "").partition("/")[0].partition(" ")[0][:40]
-    return agent if agent.isprintable() else ""
