@@ -250,7 +250,8 @@ def all_checks(name: str, options: list[str]) -> Iterator[Check]:
         return
     if name == "clients":
         install_clients()
-        yield "applications", [environment(name), "-m", "pytest", "-q", "tests/outside/applications.py", *options]
+        files = ["tests/outside/applications.py", "tests/outside/plugins.py"]
+        yield "applications and plugins", [environment(name), "-m", "pytest", "-q", *files, *options]
         return
     if name == "kernels":
         folders = [ROOT / "kernels", ROOT / "tests/kernels"]
