@@ -1,4 +1,4 @@
-"""LlamaIndex plugins: a node postprocessor, and a language model and a retriever tool for agents."""
+"""LlamaIndex plugins: a node postprocessor, a memory, and a language model and a retriever tool for agents."""
 
 from warmprefix import MissingExtraError
 
@@ -9,5 +9,6 @@ except ImportError as exc:
 
 from warmprefix_llamaindex.agent_llm import ContextReuseLLM, ContextReuseRetrieverTool
 from warmprefix_llamaindex.postprocessor import ContextReusePostprocessor
+from warmprefix_llamaindex.tail_memory import TailMemory
 
-__all__ = ["ContextReuseLLM", "ContextReusePostprocessor", "ContextReuseRetrieverTool"]
+__all__ = ["ContextReuseLLM", "ContextReusePostprocessor", "ContextReuseRetrieverTool", "TailMemory"]
