@@ -21,7 +21,7 @@ from typing import Any
 import httpx
 import pytest
 
-from client_programs import AGENTS, ANSWER, LAND, QUESTIONS, SEA, AgentProgram, Home, session_script
+from client_programs import AGENTS, ANSWER, LAND, QUESTIONS, SEA, AgentProgram, Home, installed, session_script
 from client_wire import Recorder, differences, keeps_prefixes, served
 from warmprefix_gateway import Gateway, GatewayOptions
 from warmprefix_tools.emulator import EmulatorConfig, create_app
@@ -121,3 +121,110 @@ def test_openai_agents(session_of: Callable[..., Session], tmp_path: Path, api: 
     home = session.home
     assert ANSWER in home.run(sys.executable, "-c", AGENT, home.base_url, home.model, api)
     session.check(references=2)
+
+
+LITELLM = """
+import json, sys, litellm
+tool = {"type": "function", "function": {"name": "read", "parameters": {"type": "object"}}}
+messages = [{"role": "user", "content": "How deep is the sea?"}]
+while True:
+    answer = litellm.completion("openai/" + sys.argv[2], messages, api_base=sys.argv[1], api_key="x", tools=[tool])
+    message = answer.choices[0].message
+    messages.append(message.model_dump(exclude_none=True))
+    for call in message.tool_calls or []:
+        text = open(json.loads(call.function.arguments)["path"]).read()
+        messages.append({"role": "tool", "tool_call_id": call.id, "content": text})
+    if not message.tool_calls:
+        print(message.content)
+        break
+"""
+
+
+def test_litellm(session_of: Callable[..., Session], tmp_path: Path) -> None:
+    python = installed("litellm", "bin/python")
+    if python is None:
+        pytest.skip("LiteLLM is not installed")
+    call = {"calls": [{"name": "read", "arguments": {"path": str(tmp_path / "work" / "sea.txt")}}]}
+    session = session_of([call, call, call, {"text": ANSWER}])
+    assert ANSWER in session.home.run(python, "-c", LITELLM, session.home.base_url, session.home.model)
+    session.check(references=2)
+
+
+PAGEINDEX = """
+import sys
+from pageindex import PageIndexLocalClient
+client = PageIndexLocalClient(model="openai/" + sys.argv[2], storage_path="library")
+document = client.submit_document("sea.pdf")["doc_id"]
+print(client.chat("How deep is the sea?", doc_id=document))
+"""
+
+
+def test_pageindex(session_of: Callable[..., Session], tmp_path: Path) -> None:
+    """It indexes a document, and its agent reads one page three times."""
+    python = installed("pageindex", "bin/python")
+    if python is None:
+        pytest.skip("PageIndex is not installed")
+    call = {"calls": [{"name": "get_page_content", "arguments": {"doc_name": "sea.pdf", "pages": "1"}}]}
+    session = session_of([call, call, call, {"text": ANSWER}])
+    (tmp_path / "work" / "sea.pdf").write_bytes(pdf_of(SEA.splitlines()[:40]))
+    variables = {"OPENAI_BASE_URL": session.home.base_url, "OPENAI_API_BASE": session.home.base_url}
+    printed = session.home.run(
+        python, "-c", PAGEINDEX, session.home.base_url, session.home.model, OPENAI_API_KEY="x", **variables
+    )
+    assert ANSWER in printed
+    session.check(references=2)
+    assert "PageIndex (" in httpx.get(session.home.base_url.removesuffix("/v1")).text
+
+
+def pdf_of(lines: Sequence[str]) -> bytes:
+    """Return a document of one page."""
+    text = b"BT /F1 11 Tf 14 TL 50 800 Td " + b" ".join(b"(%s) Tj T*" % line.encode() for line in lines) + b" ET"
+    objects = [
+        b"<< /Type /Catalog /Pages 2 0 R >>",
+        b"<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
+        b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 595 842] /Contents 4 0 R /Resources"
+        b" << /Font << /F1 << /Type /Font /Subtype /Type1 /BaseFont /Helvetica >> >> >> >>",
+        b"<< /Length %d >>\nstream\n%s\nendstream" % (len(text), text),
+    ]
+    document, places = b"%PDF-1.4\n", []
+    for number, content in enumerate(objects, 1):
+        places.append(len(document))
+        document += b"%d 0 obj\n%s\nendobj\n" % (number, content)
+    table = b"".join(b"%010d 00000 n \n" % place for place in places)
+    end = b"xref\n0 5\n0000000000 65535 f \n%strailer << /Size 5 /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF\n"
+    return document + end % (table, len(document))
+
+
+MEM0 = """
+import sys
+from mem0 import Memory
+from openai import OpenAI
+model, base = sys.argv[2], sys.argv[1]
+openai = {"provider": "openai", "config": {"model": model, "openai_base_url": base}}
+store = {"provider": "qdrant", "config": {"path": "memories", "on_disk": True}}
+memory = Memory.from_config({"llm": openai, "embedder": openai, "vector_store": store})
+for text in ("The sea is 3,688 metres deep.", "Ann dives."):
+    memory.add(text, user_id="ann")
+found = [each["memory"] for each in memory.search("How deep is the sea?", filters={"user_id": "ann"})["results"]]
+messages = [{"role": "user", "content": "Memories: " + ", ".join(found) + " How deep?"}]
+answer = OpenAI(base_url=base).chat.completions.create(model=model, messages=messages)
+print(found, answer.choices[0].message.content)
+"""
+
+
+def test_mem0(session_of: Callable[..., Session], tmp_path: Path) -> None:
+    """Its extraction, embeddings and a chat with what it finds go through the gateway."""
+    pytest.importorskip("mem0")
+    facts = {"memory": [{"id": "0", "text": "The sea is 3,688 metres deep.", "attributed_to": "user"}]}
+    extracted = [{"when": words, "text": json.dumps(facts)} for words in ("Memory Extractor", "Information Organizer")]
+    session = session_of([*extracted, {"when": "Memories:", "text": ANSWER}])
+    printed = session.home.run(
+        *(sys.executable, "-c", MEM0, session.home.base_url, session.home.model),
+        OPENAI_API_KEY="x",
+        MEM0_TELEMETRY="False",
+        MEM0_DIR=str(tmp_path / "mem0"),
+    )
+    assert printed.startswith("['The sea is 3,688 metres deep.'")
+    assert ANSWER in printed
+    session.check(references=0)
+    assert "Mem0 (" in httpx.get(session.home.base_url.removesuffix("/v1")).text
