@@ -14,6 +14,7 @@ from typing import Any, Literal
 from warmprefix.plan import ContextPlan
 from warmprefix_requests.block_places import in_parts
 from warmprefix_requests.marks.marker import CacheMarker, MarkedBody
+from warmprefix_requests.prompts import Path
 from warmprefix_requests.repeats import Rewritten, rewrite
 from warmprefix_requests.splicing import spliced
 from warmprefix_requests.stored_history import StoredHistory
@@ -22,9 +23,11 @@ __all__ = [
     "OutgoingRequest",
     "Processor",
     "PromptRoute",
+    "Splicer",
     "TokenIds",
     "prepared",
     "read_call",
+    "route_of",
     "with_marks",
     "with_references",
     "with_salt",
@@ -116,8 +119,16 @@ class OutgoingRequest:
         return b"".join((memoryview(self.content)[:end], b",", added[1:-1], b"}"))
 
 
+Splicer = Callable[[bytes, Mapping[Path, str]], bytes]
+"""Puts new texts in their places in a JSON text, as `spliced` does."""
+
 Processor = Callable[[OutgoingRequest], OutgoingRequest | None]
 """A step in the preparation of a request; None if it changes nothing."""
+
+
+def route_of(path: str) -> PromptRoute | None:
+    """Return the route of the API that a path ends with; None for any other path."""
+    return next((route for end, route in _ROUTES.items() if path.rstrip("/").endswith(end)), None)
 
 
 def read_call(
@@ -127,7 +138,7 @@ def read_call(
 
     `body` is the content, if it is parsed already.
     """
-    route: PromptRoute | None = next((route for end, route in _ROUTES.items() if path.rstrip("/").endswith(end)), None)
+    route = route_of(path)
     if route is None or method != "POST" or headers.get("content-encoding", "identity") != "identity":
         return None
     try:
@@ -208,10 +219,12 @@ def with_references(
     keep_tools: Collection[str] = (),
     check: Callable[[], object] | None = None,
     earlier: StoredHistory | None = None,
+    splice: Splicer = spliced,
 ) -> Processor:
     """Return a processor that puts references in place of repeated results of tools; see `rewrite`.
 
-    They take the place of the texts' own bytes. With `earlier`, the request always has `rewritten`. O(bytes).
+    They take the place of the texts' own bytes, as `splice` puts them there. With `earlier`, the request always has
+    `rewritten`. O(bytes).
     """
 
     def process(request: OutgoingRequest) -> OutgoingRequest | None:
@@ -220,14 +233,14 @@ def with_references(
         rewritten = rewrite(request.route, request.body, keep_tools=keep_tools, check=check, earlier=earlier)
         if not rewritten.references:
             return None if earlier is None else replace(request, rewritten=rewritten)
-        return replace(with_texts(request, rewritten), rewritten=rewritten)
+        return replace(with_texts(request, rewritten, splice), rewritten=rewritten)
 
     return process
 
 
-def with_texts(request: OutgoingRequest, rewritten: Rewritten) -> OutgoingRequest:
+def with_texts(request: OutgoingRequest, rewritten: Rewritten, splice: Splicer = spliced) -> OutgoingRequest:
     """Return a request with new texts in place of old ones. O(bytes)."""
-    content = spliced(request.encode(), rewritten.texts)
+    content = splice(request.encode(), rewritten.texts)
     return replace(request, content=content, body=rewritten.body, added=(), is_rewritten=False)
 
 

@@ -9,7 +9,16 @@ from typing import Any
 
 from warmprefix_requests.prompts import Path
 
-__all__ = ["distinct", "nested", "refuse_constant", "spliced", "survives"]
+__all__ = [
+    "changed_places",
+    "distinct",
+    "nested",
+    "refuse_constant",
+    "skipped",
+    "spliced",
+    "survives",
+    "written",
+]
 
 _value_at = json.JSONDecoder().raw_decode
 _SPACE = re.compile(r"[ \t\n\r]*")
@@ -26,11 +35,10 @@ def spliced(content: bytes, texts: Mapping[Path, str]) -> bytes:
         ValueError: This is no JSON in UTF-8.
     """
     text = content.decode()
-    places: list[_Place] = []
-    _find(text, _skipped(text, 0), nested(texts), places)
+    places = changed_places(text, skipped(text, 0), nested(texts))
     if len(places) < len(texts):
         raise LookupError("the JSON text has no value on a path")
-    return _written(text, places).encode()
+    return written(text, places, 0, len(text))
 
 
 _Place = tuple[int, int, str]
@@ -48,13 +56,20 @@ def nested(texts: Mapping[Path, str]) -> dict[str | int, _Changes]:
     return changes
 
 
-def _written(text: str, places: list[_Place]) -> str:
+def changed_places(text: str, begin: int, changes: _Changes) -> list[_Place]:
+    """Return the places of the changes to the JSON value that begins here, in their order."""
+    places: list[_Place] = []
+    _find(text, begin, changes, places)
+    return sorted(places)
+
+
+def written(text: str, places: list[_Place], begin: int, end: int) -> bytes:
+    """Return a part of a text with the new texts in these places."""
     pieces: list[str] = []
-    done = 0
-    for begin, end, new in sorted(places):
-        pieces += (text[done:begin], json.dumps(new))
-        done = end
-    return "".join([*pieces, text[done:]])
+    for start, behind, new in places:
+        pieces += (text[begin:start], json.dumps(new))
+        begin = behind
+    return "".join([*pieces, text[begin:end]]).encode()
 
 
 def _find(text: str, at: int, changes: _Changes | None, found: list[_Place]) -> int:
@@ -67,11 +82,11 @@ def _find(text: str, at: int, changes: _Changes | None, found: list[_Place]) -> 
     is_object = text[at] == "{"
     places: dict[str | int, list[_Place]] = {}
     step: str | int = -1
-    at = _skipped(text, at + 1)
+    at = skipped(text, at + 1)
     while text[at] not in "}]":
         if is_object:
             step, at = _value_at(text, at)
-            at = _skipped(text, _skipped(text, at) + 1)
+            at = skipped(text, skipped(text, at) + 1)
         else:
             step += 1  # type: ignore[operator]
         inner = changes.get(step)
@@ -80,15 +95,15 @@ def _find(text: str, at: int, changes: _Changes | None, found: list[_Place]) -> 
         else:
             places[step] = []  # of a repeated key, the last one counts
             at = _find(text, at, inner, places[step])
-        at = _skipped(text, at)
+        at = skipped(text, at)
         if text[at] == ",":
-            at = _skipped(text, at + 1)
+            at = skipped(text, at + 1)
     for inside in places.values():
         found += inside
     return at + 1
 
 
-def _skipped(text: str, at: int) -> int:
+def skipped(text: str, at: int) -> int:
     """Return the next place that is no white space."""
     if text[at] not in " \t\n\r":
         return at

@@ -7,9 +7,9 @@ import logging
 import secrets
 import time
 from codecs import BOM_UTF8
-from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Mapping, MutableMapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 from warmprefix.errors import MissingExtraError
 from warmprefix.residency import EngineReport
@@ -25,6 +25,7 @@ from warmprefix_gateway.reordering import FoundContext, Outcome, Reordered, Reor
 from warmprefix_gateway.routes import Routes
 from warmprefix_gateway.server_histories import ServerHistories
 from warmprefix_gateway.sessions import PromptParts, prompt_parts, session_name
+from warmprefix_gateway.shared_beginnings import GrownRequest, SharedBeginning, SharedBeginnings
 from warmprefix_gateway.shares import AbandonedWorkError, Preparation, Shares
 from warmprefix_gateway.tenant_bodies import BodyRefusedError, check_parts, check_type, read_strictly, refuse_fields
 from warmprefix_gateway.tenant_keys import Access, TenantKeys
@@ -34,7 +35,9 @@ from warmprefix_gateway.upstreams import Upstreams
 from warmprefix_openai import AnswerFacts
 from warmprefix_requests import FieldRefusals, OutgoingRequest, StoredHistory, prepared, read_call
 from warmprefix_requests.marks import CacheMarker
+from warmprefix_requests.outgoing import route_of
 from warmprefix_requests.retention import RequestPriorities
+from warmprefix_requests.splicing import spliced
 
 try:
     import aiohttp
@@ -51,9 +54,13 @@ ORDER_HEADER = "x-warmprefix-order"
 """Header with which a request keeps the order of its context, by the value `keep`."""
 _LEVELS: Mapping[str | None, References] = {level: level for level in get_args(References)}
 _MOST_HEADER_BYTES = 65_536
+_BEGINNINGS_SHARE = 8
+"""Beginnings of requests that are known take this part of the bytes that requests may."""
+_KNOWN_SPEED = 4
+"""A byte that is known takes this part of the time of a new one, or less."""
 _CONNECT_SECONDS = 10.0
 """Longest time until an upstream accepts a connection."""
-_Prepared = tuple[OutgoingRequest, Reordered | None]
+_Prepared = tuple[OutgoingRequest, Reordered | None, SharedBeginning | None]
 _SINGLE_HEADERS = ("authorization", "x-api-key", "content-type", "content-encoding")
 
 
@@ -62,6 +69,7 @@ class _ReadRequest(NamedTuple):
 
     call: OutgoingRequest
     parts: PromptParts
+    grown: GrownRequest | None
     context: FoundContext | None = None
     waits: bool = False
     """True if the context waits to be ordered, and is announced until then."""
@@ -107,6 +115,7 @@ class Office:
         self.buffers = Shares(options.bounds.max_buffered_bytes, tenants)
         """Bytes of all bodies that are held now."""
         self.histories = ServerHistories(options, self.metrics, self.fail)
+        self.beginnings = SharedBeginnings(options.bounds.max_buffered_bytes // _BEGINNINGS_SHARE)
         self._preparing = Preparation()
         self._client: aiohttp.ClientSession | None = None
         self._is_warned = False
@@ -192,11 +201,14 @@ class Office:
         self._takes_priorities = self._client is not None and self.upstreams.take_priorities(self._client)
         found: _Prepared | None = None
         continues = path.rstrip("/").endswith("/responses") and b'"previous_response_id"' in content
+        kind = f"{route_of(path)} {_LEVELS.get(headers.get(LEVEL_HEADER))}"
+        known = self.beginnings.find(tenant, kind, content)
+        size = len(content) - (0 if known is None else len(known.read.content) * (_KNOWN_SPEED - 1) // _KNOWN_SPEED)
         try:
             read = await self._preparing.run(
                 tenant,
-                len(content),
-                lambda _: self._read(content, path, headers, tenant, continues=continues),
+                size,
+                lambda _: self._read(content, path, headers, tenant, known, continues=continues),
                 _withdraw,
             )
             if read is None and tenant is not None:
@@ -212,12 +224,10 @@ class Office:
                 if read.waits:
                     await asyncio.sleep(0)  # requests that came together announce their contexts first
                 found = await self._preparing.run(
-                    tenant,
-                    len(content),
-                    lambda check: self._prepare(call, before, headers, tenant, check, read.context),
-                    self._drop,
+                    tenant, size, lambda check: self._prepare(read, before, headers, tenant, check), self._drop
                 )
-            sent, reordered = found
+            sent, reordered, beginning = found
+            self.beginnings.keep(tenant, kind, known, beginning)
             if reordered is not None and reordered.outcome is not None:
                 self._count_context(reordered.outcome)
         except BodyRefusedError:
@@ -233,22 +243,36 @@ class Office:
         return AskedPrompt(call, session, parts, sent, reordered, before)
 
     def _read(
-        self, content: bytes, path: str, headers: Mapping[str, str], tenant: str | None, *, continues: bool = False
+        self,
+        content: bytes,
+        path: str,
+        headers: Mapping[str, str],
+        tenant: str | None,
+        known: SharedBeginning | None,
+        *,
+        continues: bool = False,
     ) -> _ReadRequest | None:
         """Return a request with a prompt, and announce its context if it is to be ordered.
 
         If a tenant's request `continues` a response, that must be looked up then.
         """
-        body: dict[str, Any] | None = None
         if tenant is not None:
             content = content.removeprefix(BOM_UTF8)
-            body = self._tenants_body(content, headers, ("previous_response_id",) if continues else ())
-        else:
+        if known is None:
             check_parts(content)
+        else:
+            check_parts(content[len(known.read.content) :], known.read.separators)
+        grown = GrownRequest.read(route_of(path), content, known, strictly=tenant is not None)
+        body = None if grown is None else grown.body
+        if tenant is not None:
+            check_type(headers)
+            body = body or read_strictly(content)
+            checked = ("previous_response_id",) if continues else ()
+            refuse_fields(body if grown is None else grown.new_body, (*self.options.allow_fields, *checked))
         call = read_call("POST", path, headers, content, body)
         if call is None:
             return None
-        parts = prompt_parts(call.route, call.body)
+        parts = prompt_parts(call.route, call.body) if grown is None else grown.parts
         context: FoundContext | None = None
         if self.reorderer is not None:
             try:
@@ -258,18 +282,18 @@ class Office:
                 self.fail("a context is not ordered in view of the requests behind it", error)
             else:
                 if announced is not None:
-                    return _ReadRequest(call, parts, context, True, announced)
-        return _ReadRequest(call, parts, context)
+                    return _ReadRequest(call, parts, grown, context, True, announced)
+        return _ReadRequest(call, parts, grown, context)
 
     def _prepare(
         self,
-        call: OutgoingRequest,
+        read: _ReadRequest,
         before: FoundTurn | None,
         headers: Mapping[str, str],
         tenant: str | None,
         check: Callable[[], None],
-        context: FoundContext | None = None,
     ) -> _Prepared:
+        call, grown = read.call, read.grown
         rules = self._rules
         if rules.priorities is not None and not self._takes_priorities:
             rules = rules._replace(priorities=None)
@@ -283,7 +307,14 @@ class Office:
             earlier = StoredHistory()
         try:
             sent, reordered = outgoing(
-                call, rules, tenant=tenant, salt_key=self._salt_key, check=check, earlier=earlier, context=context
+                call,
+                rules,
+                tenant=tenant,
+                salt_key=self._salt_key,
+                check=check,
+                earlier=earlier,
+                context=read.context,
+                splice=spliced if grown is None else grown.spliced,
             )
         except (BodyRefusedError, AbandonedWorkError):
             raise
@@ -291,17 +322,11 @@ class Office:
             self.fail("a request goes out without references, order and marks, because making them failed", error)
             rules = Rules("off", (), rules.profile, None)
             sent, reordered = outgoing(call, rules, tenant=tenant, salt_key=self._salt_key)
-        return sent, reordered
+        return sent, reordered, None if grown is None else grown.beginning()
 
     def _drop(self, found: _Prepared | None) -> None:
         if found is not None and self.reorderer is not None:
             self.reorderer.abandon(found[1])
-
-    def _tenants_body(self, content: bytes, headers: Mapping[str, str], checked: Sequence[str] = ()) -> dict[str, Any]:
-        check_type(headers)
-        body = read_strictly(content)
-        refuse_fields(body, (*self.options.allow_fields, *checked))
-        return body
 
     async def salted_embedding(self, content: bytes, headers: Mapping[str, str], tenant: str) -> bytes:
         """Return a body without a prompt to answer, with its tenant's salt: pooling models have prefix caches too.
@@ -312,7 +337,10 @@ class Office:
 
         def prepare(_: Callable[[], None]) -> bytes:
             plain = content.removeprefix(BOM_UTF8)
-            call = OutgoingRequest("completions", plain, self._tenants_body(plain, headers))
+            check_type(headers)
+            body = read_strictly(plain)
+            refuse_fields(body, self.options.allow_fields)
+            call = OutgoingRequest("completions", plain, body)
             if self._rules.profile.isolation != "cache_salt":
                 return plain
             return prepared(call, [with_tenant_salt("cache_salt", tenant, self._salt_key)]).content

@@ -24,8 +24,9 @@ from warmprefix_requests import (
     with_usage,
 )
 from warmprefix_requests.marks import CacheMarker
+from warmprefix_requests.outgoing import Splicer
 from warmprefix_requests.retention import RequestPriorities
-from warmprefix_requests.splicing import survives
+from warmprefix_requests.splicing import spliced, survives
 
 __all__ = ["AskedPrompt", "Rules", "outgoing", "with_tenant_salt"]
 
@@ -74,11 +75,12 @@ def outgoing(
     check: Callable[[], object] | None = None,
     earlier: StoredHistory | None = None,
     context: FoundContext | None = None,
+    splice: Splicer = spliced,
 ) -> tuple[OutgoingRequest, Reordered | None]:
     """Return what to send for a call. O(bytes). `check` is called on the way; what it raises ends the work.
 
     `earlier` is the history that its upstream keeps, as for `warmprefix_requests.rewrite`. `context` is the one that
-    the reorderer found in it, if it was asked before.
+    the reorderer found in it, if it was asked before. `splice` puts references in their places.
 
     The client's own bytes stay where nothing is rewritten. Of what is added, the usage and the marks are optional; a
     tenant's salt is not.
@@ -88,7 +90,7 @@ def outgoing(
     """
     processors: list[Processor] = []
     if rules.references != "off":
-        processors.append(with_references(rules.keep_tools, check, earlier))
+        processors.append(with_references(rules.keep_tools, check, earlier, splice))
     if tenant is not None and rules.profile.isolation is not None:
         processors.append(with_tenant_salt(rules.profile.isolation, tenant, salt_key))
     optional: dict[str, Processor] = {"stream_options": with_usage}
