@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from client_programs import AGENTS, ROOT, AgentProgram, Home
 
-__all__ = ["GATEWAY", "PLUGGED", "PluggedAgent"]
+__all__ = ["GATEWAY", "PLUGGED", "PluggedAgent", "install_packages", "with_packages"]
 
 GATEWAY = "WARMPREFIX_GATEWAY"
 """Variable of a home with the gateway's address, without `/v1`; the home's base URL is the engine's."""
@@ -81,25 +81,30 @@ def _remove_from_openclaw(home: Home, command: Path) -> None:
     _openclaw(home, command, "plugins", "uninstall", "--force", "warmprefix")
 
 
-def _with_packages(home: Home) -> Home:
-    """Return a home whose Python programs see what was installed for it, besides their own environment."""
+def install_packages(home: Home) -> None:
+    """Install this project for the Python programs of a home, in place of their environments, which tests share."""
+    pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", home.folder / "packages", ROOT)
+    subprocess.run(pip, check=True, capture_output=True)
+
+
+def with_packages(home: Home) -> Home:
+    """Return a home whose Python programs see those packages, too."""
     return replace(home, variables={**home.variables, "PYTHONPATH": f"{home.folder / 'packages'}"})
 
 
 def _install_in_hermes(home: Home, command: Path) -> None:
-    pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", home.folder / "packages", ROOT)
-    subprocess.run(pip, check=True, capture_output=True)
-    _with_packages(home).run(command, "plugins", "enable", "warmprefix", "--no-allow-tool-override")
+    install_packages(home)
+    with_packages(home).run(command, "plugins", "enable", "warmprefix", "--no-allow-tool-override")
 
 
 def _remove_from_hermes(home: Home, command: Path) -> None:
-    _with_packages(home).run(command, "plugins", "disable", "warmprefix")
+    with_packages(home).run(command, "plugins", "disable", "warmprefix")
 
 
 def _hermes() -> PluggedAgent:
     agent = _plugged("Hermes", _install_in_hermes, _remove_from_hermes)
     program = agent.program
-    asks = program._replace(ask=lambda home, *rest: program.ask(_with_packages(home), *rest))
+    asks = program._replace(ask=lambda home, *rest: program.ask(with_packages(home), *rest))
     return agent._replace(program=asks, uses_gateway=False)
 
 

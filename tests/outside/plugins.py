@@ -7,21 +7,27 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import socket
+import subprocess
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from openai import OpenAI
 
-from client_plugins import GATEWAY, PLUGGED, PluggedAgent
-from client_programs import ANSWER, LAND, QUESTIONS, SEA, Home, session_script
+from client_plugins import GATEWAY, PLUGGED, PluggedAgent, install_packages, with_packages
+from client_programs import ANSWER, LAND, QUESTIONS, SEA, Home, installed, session_script
 from client_wire import Recorder, differences, keeps_prefixes, served
 from warmprefix_gateway import Gateway, GatewayOptions
 from warmprefix_tools.emulator import EmulatorConfig, create_app
 
 NO_GATEWAY = "http://127.0.0.1:9"
+SPOKEN = "no model ran"
+"""What the engine says to a prompt without tools."""
 
 
 @dataclass(frozen=True)
@@ -170,3 +176,92 @@ def test_hermes_writes_the_text_that_a_copied_reference_stands_for(
     first, second = [message for message in servers.arrived.requests[2].body["messages"] if message["role"] == "tool"]
     assert second["content"] == copied
     assert (tmp_path / "work" / "copy.txt").read_text() == first["content"]
+
+
+LIBRARY = """
+import asyncio, sys
+import litellm
+from warmprefix_plugins.litellm_callback import GatewayCallback
+litellm.callbacks = [GatewayCallback()]
+async def ask(base_url):
+    answer = await litellm.acompletion(
+        model=f"openai/{sys.argv[1]}", api_base=base_url, api_key="x", litellm_session_id="talk 7",
+        messages=[{"role": "user", "content": "How deep is the sea?"}],
+    )
+    print(answer.choices[0].message.content)
+asyncio.run(ask(sys.argv[2]))
+asyncio.run(ask(sys.argv[3]))
+"""
+
+
+@pytest.fixture
+def litellm(servers_of: Callable[..., Servers]) -> tuple[Servers, Path]:
+    """Return servers, and the folder with the programs of LiteLLM's environment, which has the callback."""
+    program = installed("litellm", "bin/litellm")
+    if program is None:
+        pytest.skip("LiteLLM is not installed")
+    servers = servers_of([])
+    install_packages(servers.home)
+    return replace(servers, home=with_packages(servers.home)), program.parent
+
+
+def test_litellm_as_a_library_names_the_session_to_the_gateway_only(litellm: tuple[Servers, Path]) -> None:
+    servers, programs = litellm
+    bases = f"{servers.gateway_url}/v1", servers.home.base_url
+    assert servers.home.run(programs / "python", "-c", LIBRARY, servers.home.model, *bases).count(SPOKEN) == 2
+    assert servers.header("x-session-id") == ["talk 7"]
+    assert servers.header("x-warmprefix-application") == ["LiteLLM"]
+    direct = dict(servers.arrived.requests[1].headers)
+    assert "x-session-id" not in direct
+    assert "x-warmprefix-application" not in direct
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_litellms_proxy(litellm: tuple[Servers, Path], is_there: bool) -> None:
+    servers, programs = litellm
+    home = servers.home
+    found = home.run(programs / "python", "-c", "from importlib.util import find_spec; print(find_spec('backoff'))")
+    if found.strip() == "None":
+        pytest.skip("LiteLLM's proxy is not installed")
+    with closing(socket.create_server(("127.0.0.1", 0))) as free:
+        port = free.getsockname()[1]
+
+    def model(name: str, base: str) -> dict[str, Any]:
+        parameters = {"model": f"openai/{home.model}", "api_base": base, "api_key": "x"}
+        return {"model_name": name, "litellm_params": {**parameters, "num_retries": 0}}
+
+    gateway = servers.gateway_url if is_there else NO_GATEWAY
+    home.write(
+        "litellm.yaml",
+        {
+            "model_list": [model("sea", f"{gateway}/v1"), model("direct", home.base_url)],
+            "litellm_settings": {
+                "callbacks": "warmprefix_plugins.litellm_callback.gateway_callback",
+                "fallbacks": [{"sea": ["direct"]}],
+            },
+        },
+    )
+    key = f"sk-{'7' * 40}"
+    environment = {"PATH": os.environ["PATH"], "HOME": str(home.folder), "LITELLM_MASTER_KEY": key}
+    environment |= {**home.variables, GATEWAY: gateway}
+    listens = ("--host", "127.0.0.1", "--port", f"{port}")
+    command: list[str | Path] = [programs / "litellm", "--config", home.folder / "litellm.yaml", *listens]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as proxy:
+        try:
+            client = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=key, max_retries=15)  # until it listens
+            for stream in (False, True):
+                answer: Any = client.chat.completions.create(
+                    model="sea",
+                    messages=[{"role": "user", "content": "How deep is the sea?"}],
+                    stream=stream,
+                    extra_headers={"x-litellm-session-id": "talk 7"},
+                )
+                text = answer.choices[0].message.content if not stream else ""
+                for chunk in answer if stream else ():
+                    text += chunk.choices[0].delta.content or "" if chunk.choices else ""
+                assert SPOKEN in text
+        finally:
+            proxy.terminate()
+    assert len(servers.arrived.requests) == 2
+    assert servers.header("x-session-id") == (["talk 7"] * 2 if is_there else [])
+    assert servers.header("x-warmprefix-application") == (["LiteLLM"] * 2 if is_there else [])
