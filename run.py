@@ -75,7 +75,7 @@ REQUIREMENTS = {
     "litellm": ["litellm==1.109.1"],
     "pageindex": ["pageindex==0.4.7"],
 }
-OPTIONAL = {"everything": ["-e", ".[local]", "--group", "engine"]}
+OPTIONAL = {"everything": ["-e", ".[local]", "--group", "engine"], "litellm": ["litellm[proxy]==1.109.1"]}
 """What an environment has where the package index offers it; its tests are skipped elsewhere."""
 SIZES = {
     "demo": ": downloads about 10 MB",  # installed, with pip, they take about 90 MB
