@@ -87,7 +87,7 @@ class GatewayOptions:
     keep_tools: tuple[str, ...] = ()
     """Names of tools whose results always stay."""
     reorder: tuple[str, ...] = ()
-    """Contexts to order for the cache: `tags`, `llamaindex`, or `pattern:REGEX` for one block."""
+    """Contexts to order for the cache: `tags`, `llamaindex`, `json`, `mem0`, or `pattern:REGEX` for one block."""
     pin_first: int = 0
     """First blocks of each such context that stay in front."""
     pin_last: int = 0

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from hashlib import blake2b
+from itertools import islice
 from typing import Any, Literal, NamedTuple
 
 from warmprefix import ContextBlock, ContextPlanner
@@ -31,6 +32,18 @@ _RULE = f"\n{'-' * 21}\n"
 _FRAME = f"Context information is below.{_RULE}"
 _KEY = re.compile(r"[A-Za-z_][\w -]{0,60}: ")
 _NUMBER = re.compile(r"\d+")
+_LIST = re.compile(r"\[\s*(?=\{)")
+_MAX_LISTS = 16
+"""Beginnings of JSON lists that are looked at per text, so that a text costs its length."""
+_COMMA = re.compile(r"\s*,\s*")
+_TEXTS = ("text", "content", "page_content", "snippet", "memory")
+"""Fields of which an object with retrieved text has one."""
+_TIME = re.compile(r"\d{4}-\d\d-\d\d")
+_MEMORIES = re.compile(
+    r"^(?:user |relevant )?memories:\n((?:- [^\n]*(?:\n|\Z)){2,})(?=\n|\Z)", re.IGNORECASE | re.MULTILINE
+)
+"""The list of Mem0's quickstart. It ends with an empty line, so that no line is one of a longer memory."""
+_LINE = re.compile(r"[^\n]+")
 
 Outcome = Literal["planned", "as before", "locked", "numbered", "duplicates", "late"]
 """What becomes of a context: its order is planned, or that of an earlier request. Or it stays, because the request asks
@@ -270,17 +283,49 @@ def _framed(text: str) -> list[_Span]:
     return list(zip(begins, [*[start - 2 for start in begins[1:]], end], strict=True))
 
 
-TEMPLATES: Mapping[str, Template] = {"tags": _tagged, "llamaindex": _framed}
+def _listed(text: str) -> list[_Span]:
+    """Find the objects of the first JSON list in which each has a text; a list of messages is none."""
+    decode = json.JSONDecoder().raw_decode
+    end = 0
+    for begin in islice(_LIST.finditer(text), _MAX_LISTS):
+        if begin.start() < end:  # inside the list before
+            continue
+        spans: list[_Span] = []
+        at: re.Match[str] | None = begin
+        try:
+            while at is not None:
+                found, end = decode(text, at.end())
+                if not isinstance(found, dict) or "role" in found or found.get("type") == "text":
+                    break
+                if not any(isinstance(found.get(name), str) for name in _TEXTS):
+                    break
+                spans.append((at.end(), end))
+                at = _COMMA.match(text, end)
+            else:
+                if len(spans) > 1 and text[end:].lstrip()[:1] == "]":
+                    return spans
+        except (ValueError, RecursionError):
+            continue
+    return []
+
+
+def _remembered(text: str) -> list[_Span]:
+    """Find the memories in a list as Mem0's quickstart writes it."""
+    found = _MEMORIES.search(text)
+    return [] if found is None else [line.span() for line in _LINE.finditer(text, *found.span(1))]
+
+
+TEMPLATES: Mapping[str, Template] = {"tags": _tagged, "llamaindex": _framed, "json": _listed, "mem0": _remembered}
 
 
 def _run(text: str, spans: Sequence[_Span]) -> list[_Span]:
-    """Return the longest run of blocks between which the same white space stands."""
+    """Return the longest run of blocks between which the same white space stands, with or without a comma."""
     best: list[_Span] = []
     run: list[_Span] = []
     gap: str | None = None
     for span in spans:
         between = text[run[-1][1] : span[0]] if run else ""
-        if run and not between.strip() and between == (between if gap is None else gap):
+        if run and between.strip() in ("", ",") and between == (between if gap is None else gap):
             gap = between
             run.append(span)
         else:
@@ -290,8 +335,26 @@ def _run(text: str, spans: Sequence[_Span]) -> list[_Span]:
 
 
 def _are_numbered(blocks: Sequence[str]) -> bool:
-    """Return True if the beginnings of the blocks count up: in another order they would not."""
+    """Return True if the beginnings of the blocks count up, or fields of JSON do: in another order they would not."""
+    if all(block.startswith("{") for block in blocks) and _are_in_sequence(blocks):
+        return True
     counts = [[int(number[:9]) for number in _NUMBER.findall(block[:_HEAD_CHARACTERS])] for block in blocks]
     return any(
         all(number == first[0] + place for place, number in enumerate(first)) for first in zip(*counts, strict=False)
     )
+
+
+def _are_in_sequence(blocks: Sequence[str]) -> bool:
+    """Return True if a field of all these JSON objects counts up, or has dates that rise or fall."""
+    try:
+        objects = [json.loads(block) for block in blocks]
+    except (ValueError, RecursionError):
+        return False
+    for name in objects[0]:
+        values = [str(each.get(name)) for each in objects]
+        if all(_NUMBER.fullmatch(value) for value in values):
+            if all(int(value[:9]) == int(values[0][:9]) + place for place, value in enumerate(values)):
+                return True
+        elif all(map(_TIME.match, values)) and sorted(set(values)) in (values, values[::-1]):
+            return True
+    return False

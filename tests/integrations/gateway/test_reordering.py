@@ -34,6 +34,12 @@ FORMATS: Mapping[str, Callable[[Sequence[str]], str]] = {
         + "\n\n".join([f"file_path: {name}.md\n\n{TEXTS[name]}" for name in names])
         + "\n---------------------\nGiven the context information, answer the query.\nQuery: Why?\nAnswer: "
     ),
+    "json": lambda names: (
+        "Use these.\n" + json.dumps({"hits": [{"text": TEXTS[name], "file": name} for name in names]}) + "\nWhy?"
+    ),
+    "mem0": lambda names: (
+        "Use these.\nUser Memories:\n" + "\n".join([f"- {TEXTS[name]}" for name in names]) + "\n\nWhy?"
+    ),
     r"pattern:## \w+\n[^#]+(?<=\. )": lambda names: (
         "\n\n".join([f"## {name}\n{TEXTS[name]}" for name in names]) + "\n\nWhy?"
     ),
@@ -187,9 +193,45 @@ def test_numbered_blocks_keep_their_order(head: str, first: int) -> None:
 
 
 @pytest.mark.parametrize(
+    "fields",
+    [
+        lambda number: {"rank": number},
+        lambda number: {"score": 0.5, "index": str(number + 7)},
+        lambda number: {"created_at": f"2026-11-{10 + number}T08:00:00Z"},
+        lambda number: {"date": f"2026-11-{29 - number}"},
+    ],
+)
+def test_objects_in_sequence_keep_their_order(fields: Callable[[int], dict[str, Any]]) -> None:
+    for names in (NAMES[:3], NAMES[::-1][:4]):
+        objects = [{"text": TEXTS[name], **fields(number)} for number, name in enumerate(names)]
+        result = reordered(Reorderer(as_templates(["json"])), body_of(json.dumps(objects)))
+        assert (result.outcome, result.plan) == ("numbered", None)
+
+
+def test_objects_change_places_and_keep_their_bytes() -> None:
+    (find,) = as_templates(["json"]).values()
+    objects = ['{"memory" : "a\\u0062", "n": 1e2}', '{"memory":"c", "memory": "d"}', '{"snippet": "[{]"}']
+    text = "Results: [1, 2] [ " + " ,\n".join(objects) + " ] and [{}]"
+    assert [text[begin:end] for begin, end in find(text)] == objects
+
+
+def test_the_prompts_of_mem0_have_no_list_of_memories() -> None:
+    prompts = pytest.importorskip("mem0.configs.prompts")
+    (find,) = as_templates(["mem0"]).values()
+    texts = [text for text in vars(prompts).values() if isinstance(text, str) and len(text) > 200]
+    assert len(texts) > 3
+    assert [find(text) for text in texts] == [[] for _ in texts]
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "<doc>" * 200_000,
+        '[{"a":' * 200_000,
+        '[{"text":"' * 100_000,
+        "[" + '{"text": "a"},' * 100_000,
+        "Memories:\n" * 100_000,
+        "Memories:\n" + "- a\n" * 200_000 + "b",
         "<doc " * 200_000,
         "Context information is below.\n---------------------\n" * 20_000,
         "\n".join([f"<doc>{number} {number * number}</doc>" for number in range(0, 90_000, 7)]),
@@ -197,7 +239,7 @@ def test_numbered_blocks_keep_their_order(head: str, first: int) -> None:
 )
 def test_a_long_text_costs_its_length(text: str) -> None:
     began = time.process_time()
-    result = reordered(Reorderer(as_templates(["tags", "llamaindex"])), body_of(text))
+    result = reordered(Reorderer(as_templates(["tags", "llamaindex", "json", "mem0"])), body_of(text))
     assert (result.call.content, result.plan) == (body_of(text), None)
     assert time.process_time() - began < 2
 
@@ -223,6 +265,36 @@ def test_elements_inside_another_one_belong_to_it() -> None:
 def test_other_texts_stay(text: str, outcome: str | None) -> None:
     result = reordered(Reorderer(as_templates(["tags"])), body_of(text))
     assert (result.call.content, result.outcome, result.plan) == (body_of(text), outcome, None)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        json.dumps([{"role": "user", "content": TEXTS[name]} for name in NAMES]),
+        json.dumps([{"type": "text", "text": TEXTS[name]} for name in NAMES]),
+        json.dumps([{"text": TEXTS[name]} for name in NAMES[:3]] + [{"no": "text"}]),
+        json.dumps([{"text": TEXTS[name]} for name in NAMES[:3]] + [None]),
+        json.dumps([{"text": TEXTS[name]} for name in NAMES])[:-1],
+        json.dumps([{"text": 5}, {"content": ["a"]}]),
+        "User Memories:\n- a\n- b\nwhich goes on",
+        "Your memories:\n- a\n- b",
+        "User Memories:\n- a",
+        "User Memories:\n\n- a\n- b",
+    ],
+)
+def test_other_lists_stay(text: str) -> None:
+    result = reordered(Reorderer(as_templates(["json", "mem0"])), body_of(text))
+    assert (result.call.content, result.outcome, result.plan) == (body_of(text), None, None)
+
+
+def test_lists_in_results_of_tools_stay() -> None:
+    """They stand behind a question of their own, so no order of them is ever found in a cache."""
+    reorderer = Reorderer(as_templates(["json"]))
+    function = {"name": "search", "arguments": "{}"}
+    call = {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": function}]}
+    result = {"role": "tool", "tool_call_id": "1", "content": json.dumps([{"text": TEXTS[name]} for name in NAMES])}
+    body = json.dumps({"messages": [{"role": "user", "content": "Why?"}, call, result]}).encode()
+    assert reordered(reorderer, body) == Reordered(reordered(reorderer, body).call)
 
 
 def test_no_context_is_reordered_for_an_engine_that_reuses_displaced_text(
