@@ -13,11 +13,11 @@ __all__ = ["EchoStream", "EchoedText", "Echoes", "TextForm"]
 TextForm = Literal["json", "plain"]
 """How a text is written: as JSON, such as a function's arguments, or as it is, such as a custom tool's input."""
 
-_LEAD_IN = re.compile(r"\[(?:W|Ran again; w)ord for word (?:in )?the result of the earlier call ")
+_LEAD_IN = re.compile(r"\[(?:W|Ran again; w)ord for word (?:(?:in )?the result|the bare output) of the earlier call ")
 _LEAD_INS = tuple(
-    f"[{first}ord for word {second}the result of the earlier call "
+    f"[{first}ord for word {second} of the earlier call "
     for first in ("W", "Ran again; w")
-    for second in ("", "in ")
+    for second in ("the result", "in the result", "the bare output")
 )
 _END = ".]"
 _DEPTHS: Mapping[TextForm, tuple[int, ...]] = {"json": (1, 2), "plain": (0, 1)}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from warmprefix_requests.echoes import Echoes
 from warmprefix_requests.prompts import (
@@ -28,13 +29,15 @@ from warmprefix_requests.stored_history import (
     text_key,
 )
 from warmprefix_requests.transcript import Transcript, shown_call
+from warmprefix_requests.wrappers import LEAST_CHARACTERS, REFERENCE, BareOutput, bare_output
 
 __all__ = ["Rewritten", "restored", "rewrite"]
 
-_LEAST_CHARACTERS = 256
-
-_WHOLE = re.compile(r"\[(?:W|Ran again; w)ord for word the result of the earlier call (.+)\.\]")
 _NUMBERED = re.compile(r"(.+), number (\d{1,9}) of such calls")
+
+_SIGNATURE_CHARACTERS = 64
+_Signature = tuple[int, str, str]
+_Original = TypeVar("_Original")
 
 
 class Rewritten(NamedTuple):
@@ -64,11 +67,13 @@ def rewrite(
 ) -> Rewritten:
     """Return a body whose repeated tool results are references to the call that gave the first.
 
-    The first occurrence of each result keeps its bytes, so a body without repeats comes back as it is. Only tool
-    results ever change: no text of a user or an assistant, no error, nothing under 256 characters, and nothing in a
-    body that names text elsewhere or asks for a cut. A cache mark stays on its part, and decides nothing. The output
-    for the beginning of a session is the beginning of the output for all of it, so a prefix cache keeps its hits. A
-    result becomes a reference only if `restored` undoes that. O(bytes).
+    The first occurrence of each result keeps its bytes, so a body without repeats comes back as it is. Where results
+    differ only around the output, such as in a time in front of it, white space, or a JSON object, this stays and the
+    output becomes a reference; not with `earlier`, which has no outputs. Only tool results ever change: no text of a
+    user or an assistant, no error, nothing under 256 characters, and nothing in a body that names text elsewhere or
+    asks for a cut. A cache mark stays on its part, and decides nothing. The output for the beginning of a session is
+    the beginning of the output for all of it, so a prefix cache keeps its hits. A result becomes a reference only if
+    `restored` undoes that. O(bytes).
 
     >>> text = "The sea is 3,688 metres deep on average. " * 9
     >>> def call(id):
@@ -99,8 +104,8 @@ def rewrite(
     if hides_text(body, after_response=after_response) or (is_cut and earlier is None):
         return Rewritten(body)
     events = list(tool_events(route, body))
-    texts = [event.text for event in events if isinstance(event, GivenResult) and event.text is not None]
-    if earlier is None and len(set(texts)) == len(texts):
+    outputs = _repeated_outputs(events) if earlier is None else {}
+    if earlier is None and not outputs:
         return Rewritten(body)
     prompt = _RewrittenPrompt(keep_tools, earlier, after_response=after_response)
     seen: list[MadeCall | StoredResult | HistoryCut] = []
@@ -121,14 +126,15 @@ def rewrite(
             continue
         if check is not None:
             check()
-        sent = event.text if is_cut else prompt.result(event)
+        output = outputs.get(event.path)
+        sent, reference = (event.text, None) if is_cut else prompt.result(event, output)
         if earlier is not None:
-            is_imitation = event.text is None or _WHOLE.fullmatch(event.text)
+            is_imitation = event.text is None or REFERENCE.fullmatch(event.text)
             seen.append(StoredResult(event.call_id or "", None if is_imitation else text_key(event.text or "")))
-        if event.text is not None and sent is not None and sent != event.text:
+        if event.text is not None and sent is not None and reference is not None:
             changes[event.path] = sent
             fits = fits and _size(event.text) <= MAX_TEXT_BYTES
-            echoes.add({sent: event.text})
+            echoes.add({reference: event.text if sent == reference or output is None else output.text})
             saved += (_size(event.text) - _size(sent)) // 4
     history = None
     if earlier is not None and not has_hidden_items(body.get("input")):
@@ -139,6 +145,21 @@ def rewrite(
     return Rewritten(_with_texts(body, changes), len(changes), saved, changes, echoes, history)
 
 
+def _repeated_outputs(events: Iterable[MadeCall | GivenResult | HistoryCut]) -> dict[Path, BareOutput]:
+    """Return the outputs of results that may be equal to others. Most are told apart by a few characters."""
+    outputs = {
+        event.path: bare_output(event.text)
+        for event in events
+        if isinstance(event, GivenResult) and event.text is not None
+    }
+    counts = Counter(map(_signature, outputs.values()))
+    if len(counts) == len(outputs):
+        return {}
+    if any(REFERENCE.fullmatch(output.text) for output in outputs.values()):  # such a text may name any other
+        return outputs
+    return {path: output for path, output in outputs.items() if counts[_signature(output)] > 1}
+
+
 class _RewrittenPrompt:
     """The calls and results of one prompt, or of what a compaction left of it."""
 
@@ -147,11 +168,11 @@ class _RewrittenPrompt:
     ) -> None:
         self._keep_tools = keep_tools
         self._kept: set[str | None] = set()
-        self._transcript = Transcript(min_tokens=_LEAST_CHARACTERS // 4)
+        self._transcript = Transcript(min_tokens=LEAST_CHARACTERS // 4)
         self._earlier = earlier
         self._after_response = after_response
         self._key: Callable[[str], str] = str if earlier is None else text_key
-        self._originals = _Originals(self._key)
+        self._originals = _Originals[_Keys]()
         self._calls = 0
         self.references: dict[str, str] = {}
         """The references in the prompt, and the key of the text that each stands for."""
@@ -164,7 +185,7 @@ class _RewrittenPrompt:
                     self._skip(event.id)
                 else:
                     self._transcript.keyed(event.id, event.key, 0)
-                    self._originals.add(event.id, event.key)
+                    self._originals.add(event.id, _Keys(event.key))
             self._calls = earlier.calls
             self.references.update(earlier.references)
 
@@ -184,25 +205,40 @@ class _RewrittenPrompt:
         self._transcript.skip(call_id)
         self._originals.add(call_id, None)
 
-    def result(self, result: GivenResult) -> str | None:
-        """Return the text to send."""
+    def result(self, result: GivenResult, output: BareOutput | None) -> tuple[str | None, str | None]:
+        """Return the text to send, and the reference in it.
+
+        Without `earlier`, a result that may be repeated comes with its output.
+        """
         text = result.text
-        if text is None or (self._after_response and _WHOLE.fullmatch(text)):  # it may name what was forgotten
+        cannot_repeat = output is None and self._earlier is None
+        # An imitation may name what was forgotten.
+        if text is None or cannot_repeat or (self._after_response and REFERENCE.fullmatch(text)):
             self._skip(result.call_id)
-            return text
-        key = self._key(text)
-        reference = self._transcript.keyed(result.call_id, key, _size(text))
-        may_change = result.call_id not in self._kept and len(text) >= _LEAST_CHARACTERS
-        if reference is not None and not (may_change and self._has_room(reference, text)):
-            reference = None
-        original = key if reference is None else self._originals.of(reference)
-        if original != key:
-            reference = None
-        self._originals.add(result.call_id, key if reference else self._originals.of(text))
-        if reference is None:
-            return text
-        self.references[reference] = key
-        return reference
+            return text, None
+        keys = _Keys(self._key(text), None if output is None else self._key(output.text))
+        bare = None if output is None or keys.output is None else (keys.output, _size(output.text))
+        reference = self._transcript.keyed(result.call_id, keys.text, _size(text), bare)
+        may_change = result.call_id not in self._kept and len(text) >= LEAST_CHARACTERS
+        output = output or BareOutput("", text, "")
+        if reference is not None and may_change and self._has_room(reference, text):
+            whole = REFERENCE.fullmatch(reference)
+            sent = reference if whole is not None and whole[1] == "result" else output.with_text(reference)
+            if _size(sent) < _size(text) and self._is_undone(sent, text, output, keys):
+                self._originals.add(result.call_id, keys)
+                self.references[reference] = keys.text
+                return sent, reference
+        named = self._originals.named_in(output)
+        self._originals.add(result.call_id, keys if named is None else named[1] if named[0] == "result" else None)
+        return text, None
+
+    def _is_undone(self, sent: str, text: str, output: BareOutput, keys: _Keys) -> bool:
+        """Return True if `restored` gives this text for what is sent."""
+        sent_output = bare_output(sent)
+        named = self._originals.named_in(sent_output)
+        if named is None or named[0] == "result":
+            return named is not None and named[1].text == keys.text
+        return named[1].output == keys.output is not None and sent_output.with_text(output.text) == text
 
     def _has_room(self, reference: str, text: str) -> bool:
         """Return True unless the text of a reference to a server's history could not be kept."""
@@ -217,29 +253,41 @@ def restored(route: RewriteRoute, body: Mapping[str, Any]) -> Mapping[str, Any]:
     A reference that names no earlier result of the body stays as it is. A text that reads like a reference and does
     name one is taken for one, even if a tool gave it. Linear in the results' bytes.
     """
-    originals = _Originals(str)
+    originals = _Originals[str]()
     changes: dict[Path, str] = {}
     for event in tool_events(route, body):
         if isinstance(event, MadeCall):
             originals.call(event.id, shown_call(event.name, event.arguments))
         elif isinstance(event, HistoryCut):
-            originals = _Originals(str)
+            originals = _Originals()
         else:
-            original = None if event.text is None else originals.of(event.text)
+            original = event.text
+            if original is not None:
+                output = bare_output(original)
+                named = originals.named_in(output)
+                if named is not None:
+                    what, text = named
+                    original = changes[event.path] = (
+                        text if what == "result" else output.with_text(bare_output(text).text)
+                    )
             originals.add(event.call_id, original)
-            if original is not None and original != event.text:
-                changes[event.path] = original
     return _with_texts(body, changes)
 
 
-class _Originals:
-    """The results of a body without references, or a key for each."""
+class _Keys(NamedTuple):
+    """What stands for a result's text, and for the output in it."""
 
-    def __init__(self, key: Callable[[str], str]) -> None:
-        self._key = key
-        self._results: dict[str, list[str | None]] = {}
+    text: str
+    output: str | None = None
+
+
+class _Originals(Generic[_Original]):
+    """The results of a body without references, or what stands for each."""
+
+    def __init__(self) -> None:
+        self._results: dict[str, list[_Original | None]] = {}
         """The originals of the results of calls that are shown in the same way, in the order of the calls."""
-        self._first: dict[str, str] = {}
+        self._first: dict[str, _Original] = {}
         """The first of them that was given."""
         self._waiting: dict[str | None, tuple[str, int]] = {}
 
@@ -248,7 +296,7 @@ class _Originals:
         self._waiting[call_id] = (shown, len(results))
         results.append(None)
 
-    def add(self, call_id: str | None, original: str | None) -> None:
+    def add(self, call_id: str | None, original: _Original | None) -> None:
         """Add the original of a result."""
         if call_id in self._waiting:
             shown, number = self._waiting.pop(call_id)
@@ -256,13 +304,15 @@ class _Originals:
             if original is not None:
                 self._first.setdefault(shown, original)
 
-    def of(self, sent: str) -> str:
-        """Return the original of a result, which is the result itself unless it is a reference."""
-        whole = _WHOLE.fullmatch(sent)
-        original = None if whole is None else self._named(whole[1])
-        return self._key(sent) if original is None else original
+    def named_in(self, output: BareOutput) -> tuple[str, _Original] | None:
+        """Return what a reference in this place stands for, and the result that it names, if there is one."""
+        reference = REFERENCE.fullmatch(output.text)
+        if reference is None or (reference[1] == "result" and (output.head or output.tail)):
+            return None
+        original = self._named(reference[2])
+        return None if original is None else (reference[1], original)
 
-    def _named(self, name: str) -> str | None:
+    def _named(self, name: str) -> _Original | None:
         """Return the result that a reference names, if there is one."""
         if name in self._results:
             return self._first.get(name)
@@ -272,8 +322,14 @@ class _Originals:
         return results[number - 1] if 1 <= number <= len(results) else None
 
 
+def _signature(output: BareOutput) -> _Signature:
+    """Return what equal outputs have in common; it is quick to compare."""
+    text = output.text
+    return len(text), text[:_SIGNATURE_CHARACTERS], text[-_SIGNATURE_CHARACTERS:]
+
+
 def _size(text: str) -> int:
-    return len(text.encode("utf-8", "surrogatepass"))
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------

@@ -17,9 +17,10 @@ _WORDS = (24, 48, 96)
 _MAX_WORD_REST_CHARACTERS = 16
 """Quoted words end at the end of a word, unless the word goes on for longer than this."""
 
-_RESULT = "[Word for word the result of the earlier call {call}.]"
-_RERUN = "[Ran again; word for word the result of the earlier call {call}.]"
+_RESULT = "[Word for word the {what} of the earlier call {call}.]"
+_RERUN = "[Ran again; word for word the {what} of the earlier call {call}.]"
 """The same for a call that was made again after other calls."""
+_BARE = "bare output"
 _PASSAGE = "[Word for word in the result of the earlier call {call}: the passage that begins {quote}.]"
 _PASSAGES = "[Word for word in the result of the earlier call {call}: the passages that begin {quotes}.]"
 """The same for neighbouring passages of one result. The quotes are JSON strings."""
@@ -221,19 +222,30 @@ class Transcript:
         [sent] = self.parts(call_id, [text], passages)
         return sent or ""
 
-    def keyed(self, call_id: str | None, key: str, size: int) -> str | None:
+    def keyed(self, call_id: str | None, key: str, size: int, bare: tuple[str, int] | None = None) -> str | None:
         """Add a call's result by a key that stands for its text, and by its size in UTF-8 bytes.
 
+        Args:
+            call_id: The `id` of the call.
+            key: Stands for the text.
+            size: With 0 the result stays.
+            bare: The same two of the output inside it. A reference says "bare output" if it stands for this alone.
+
         Returns:
-            The reference to send; None if the result stays. With size 0 it stays.
+            The reference to send, for all of the result or for the output in it; None if it stays.
         """
-        original = (key,)
+        originals: list[tuple[str, ...]] = [(key,)]
         call = self._answer(call_id)
-        reference = self._refer_to_result(original, size, call)
-        if call is not None:
+        reference = self._refer_to_result((key,), size, call)
+        if bare is not None:
+            originals.append((_BARE, bare[0]))
             if reference is None:
-                self._add_sources(_Result(call, original, ""), original, ())
-            call.look_alikes.add(original)
+                reference = self._refer_to_result((_BARE, bare[0]), bare[1], call, _BARE)
+        if call is not None:
+            for original in originals:
+                if reference is None:
+                    self._add_sources(_Result(call, original, ""), original, ())
+                call.look_alikes.add(original)
         return reference
 
     def parts(self, call_id: str | None, parts: Sequence[str | None], passages: Iterable[str] = ()) -> list[str | None]:
@@ -293,13 +305,15 @@ class Transcript:
         call = self._answered[call_id] = waiting.pop()
         return call
 
-    def _refer_to_result(self, original: tuple[str | None, ...], size: int, call: _Call | None) -> str | None:
+    def _refer_to_result(
+        self, original: tuple[str | None, ...], size: int, call: _Call | None, what: str = "result"
+    ) -> str | None:
         source = self._results.get(original)
         if source is None or not source.call.answered_once:
             return None
         is_rerun = call is not None and call.repeats_after_others(source.call)
         template = _RERUN if is_rerun else _RESULT
-        reference = template.format(call=self._name(source, call))
+        reference = template.format(what=what, call=self._name(source, call))
         if not self._pays(reference, size):
             return None
         self._count(size)
