@@ -20,7 +20,7 @@ import pytest
 from openai import OpenAI
 
 from client_plugins import GATEWAY, PLUGGED, PluggedAgent, install_packages, with_packages
-from client_programs import ANSWER, LAND, QUESTIONS, SEA, Home, installed, session_script
+from client_programs import ANSWER, LAND, QUESTIONS, ROOT, SEA, Home, installed, session_script
 from client_wire import Recorder, differences, keeps_prefixes, served
 from warmprefix_gateway import Gateway, GatewayOptions
 from warmprefix_tools.emulator import EmulatorConfig, create_app
@@ -120,6 +120,7 @@ def test_a_session_goes_through_the_gateway(
     names = servers.header(agent.session_header)
     assert len(set(names)) == 1
     assert servers.sessions() == names[:1]
+    assert not any(b"x-anthropic-billing-header" in request.content for request in servers.arrived.requests)
     if agent.names_itself:
         assert set(servers.header("x-warmprefix-application")) == {agent.program.name}
     assert not any("x-warmprefix-application" in dict(request.headers) for request in servers.arrived.requests)
@@ -176,6 +177,34 @@ def test_hermes_writes_the_text_that_a_copied_reference_stands_for(
     first, second = [message for message in servers.arrived.requests[2].body["messages"] if message["role"] == "tool"]
     assert second["content"] == copied
     assert (tmp_path / "work" / "copy.txt").read_text() == first["content"]
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_claude_codes_settings(servers_of: Callable[..., Servers], is_there: bool) -> None:
+    claude = next(agent for agent in PLUGGED if agent.program.name == "Claude Code").program.command()
+    if claude is None:
+        pytest.skip("Claude Code is not installed")
+    servers = servers_of([{"text": ANSWER}])
+    home = servers.home
+    settings = (ROOT / "integrations" / "claude_code" / "settings.json").read_text()
+    gateway = servers.gateway_url if is_there else NO_GATEWAY
+    home.write(".claude/settings.json", settings.replace("http://127.0.0.1:8080", gateway))
+    variables = {
+        "ANTHROPIC_API_KEY": "x",
+        "ANTHROPIC_MODEL": home.model,
+        "ANTHROPIC_SMALL_FAST_MODEL": home.model,
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        "CLAUDE_CODE_MAX_RETRIES": "0",
+        "IS_SANDBOX": "1",
+        "PATH": f"{claude.parent}:{os.environ['PATH']}",
+    }
+    ask = 'claude -p --output-format stream-json --verbose "How deep is the sea?" || true'  # it fails without a gateway
+    printed = home.run("sh", "-c", ask, **variables)
+    assert (ANSWER in printed) is is_there
+    assert ("warmprefix: no gateway answers" in printed) is not is_there
+    assert bool(servers.sent.requests) is is_there
+    assert len(servers.arrived.requests) == len(servers.sent.requests)
+    assert not any(b"x-anthropic-billing-header" in request.content for request in servers.arrived.requests)
 
 
 LIBRARY = """
