@@ -2,11 +2,11 @@
 
 from warmprefix_routing.agent_state import AgentBounds
 from warmprefix_routing.agents import AgentRouter
-from warmprefix_routing.assignments import AssignedBlock, Assignment, RouterStats
+from warmprefix_routing.assignments import AssignedBlock, Assignment, ReplicaStats, RouterStats
 from warmprefix_routing.hints import RequestHints, SessionHints
 from warmprefix_routing.members import Agent, Replica
-from warmprefix_routing.replica_state import ReplicaBounds
-from warmprefix_routing.replicas import ReplicaRouter, ReplicaStats, Route
+from warmprefix_routing.replica_state import ReplicaBounds, ReplicaLoad
+from warmprefix_routing.replicas import ReplicaRouter, Route
 
 __all__ = [
     "Agent",
@@ -16,6 +16,7 @@ __all__ = [
     "Assignment",
     "Replica",
     "ReplicaBounds",
+    "ReplicaLoad",
     "ReplicaRouter",
     "ReplicaStats",
     "RequestHints",

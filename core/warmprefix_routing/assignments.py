@@ -1,4 +1,4 @@
-"""What an `AgentRouter` returns."""
+"""What routers return: the assignments of an `AgentRouter`, and counts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from warmprefix.blocks import ContextBlock
 from warmprefix.choice import LeftOut
 
-__all__ = ["AssignedBlock", "Assignment", "Holding", "RouterStats"]
+__all__ = ["AssignedBlock", "Assignment", "Holding", "ReplicaStats", "RouterStats"]
 
 Holding = Literal["conversation", "cache"]
 """Where an agent holds a block: in its chat of the conversation, or in its engine's cache."""
@@ -99,5 +99,47 @@ class RouterStats:
     """Tenants with learned state."""
     replicas: int = 0
     """Copies of blocks beyond the first, over all agents."""
+    memory_bytes: int = 0
+    """Estimated memory of all tenants; `max_bytes` bounds it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStats:
+    """A snapshot of a `ReplicaRouter`; fields up to `feed_errors` count since it was created or reset."""
+
+    routes: int = 0
+    """Requests for which a replica was chosen."""
+    prompt_tokens: int = 0
+    """Tokens of the prompts of all routes."""
+    resident_tokens: int = 0
+    """Part of `prompt_tokens` that the replicas were predicted to hold."""
+    spilled: int = 0
+    """Requests for which the cheapest replica had no room."""
+    moved: int = 0
+    """Turns of a conversation that went to another replica than the turn before."""
+    commits: int = 0
+    """Routes that were committed while they were open."""
+    abandons: int = 0
+    """Calls of `abandon`, without routes closed by a failure or a bound."""
+    late_commits: int = 0
+    """Commits of a route that was no longer open."""
+    reports: int = 0
+    """Reports with a count of cached tokens."""
+    reported_cached_tokens: int = 0
+    """Prompt tokens reported as cached, over all reports."""
+    stale_paths: int = 0
+    """Reports that an engine held less of a path than predicted."""
+    feed_errors: int = 0
+    """Exceptions of residency feeds."""
+    open_routes: int = 0
+    """Routes neither committed nor abandoned."""
+    tenants: int = 0
+    """Tenants with learned state."""
+    scopes: int = 0
+    """Scopes with learned state."""
+    conversations: int = 0
+    """Conversations with a replica."""
+    replicas: int = 0
+    """Replicas that get requests."""
     memory_bytes: int = 0
     """Estimated memory of all tenants; `max_bytes` bounds it."""

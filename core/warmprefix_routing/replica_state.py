@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import accumulate
+from operator import add
 from typing import NamedTuple
 
 from warmprefix.blocks import ContextBlock, pins
@@ -16,7 +17,15 @@ from warmprefix.residency import EngineProfile, EngineReport, ReuseTree, UsageFe
 from warmprefix_routing.members import Member, check_range
 from warmprefix_routing.tenants import TenantState
 
-__all__ = ["OpenRoute", "ReplicaBounds", "ReplicaCache", "ReplicaLoads", "ReplicaTenant", "RequestBlocks"]
+__all__ = [
+    "OpenRoute",
+    "ReplicaBounds",
+    "ReplicaCache",
+    "ReplicaLoad",
+    "ReplicaLoads",
+    "ReplicaTenant",
+    "RequestBlocks",
+]
 
 # Estimated bytes, with CPython on 64 bits and nothing shared with the application; a test measures them.
 _TENANT, _REPLICA, _SCOPE, _CONVERSATION = 2_800, 160, 3_200, 330
@@ -166,14 +175,19 @@ class OpenRoute:
     """Fingerprints of the request's blocks."""
 
 
-@dataclass(slots=True)
-class _Load:
-    """One replica's load, in tokens."""
+class ReplicaLoad(NamedTuple):
+    """What routers sent to a replica, in tokens."""
 
-    recent: float
+    recent: float = 0.0
     requests: int = 0
+    """Number in flight."""
     in_flight: int = 0
     waiting: int = 0
+    """Of these tokens, those that are still to be computed."""
+
+    def plus(self, other: Sequence[float]) -> ReplicaLoad:
+        """Return the sum of two loads."""
+        return ReplicaLoad(*map(add, self, other))
 
 
 class ReplicaLoads:
@@ -181,33 +195,37 @@ class ReplicaLoads:
 
     def __init__(self, window_tokens: int, members: Iterable[Member]) -> None:
         self._window_tokens = window_tokens
-        self.by_member = {member: _Load(0.0) for member in members}
+        self.by_member = {member: ReplicaLoad() for member in members}
+        """What this router sent."""
+        self.elsewhere: Mapping[str, ReplicaLoad] = {}
+        """What other routers sent to replicas, by their names."""
+
+    def total(self, member: Member) -> ReplicaLoad:
+        """Return what all routers sent to a replica."""
+        elsewhere = self.elsewhere.get(member.name)
+        return self.by_member[member] if elsewhere is None else self.by_member[member].plus(elsewhere)
 
     def of(self, member: Member) -> float:
         """Return a replica's tokens in flight and lately."""
-        load = self.by_member[member]
+        load = self.total(member)
         return load.in_flight + load.recent
 
     def join(self, member: Member) -> None:
         """Add a replica, with the others' mean recent load so that it does not receive everything at once."""
         weights = sum(other.weight for other in self.by_member)
         recent = sum(load.recent for load in self.by_member.values()) / weights if weights else 0.0
-        self.by_member[member] = _Load(recent * member.weight)
+        self.by_member[member] = ReplicaLoad(recent * member.weight)
 
     def add(self, member: Member, requests: int, prompt: int, waiting: int) -> None:
         """Add requests in flight, their tokens, and those still to be computed; negative numbers take back."""
-        load = self.by_member[member]
-        load.requests += requests
-        load.in_flight += prompt
-        load.waiting += waiting
+        self.by_member[member] = self.by_member[member].plus((0.0, requests, prompt, waiting))
 
     def serve(self, member: Member, prompt: int) -> None:
         """Record a served prompt as recent load; all earlier load decays by its tokens."""
         weights = sum([member.weight for member in self.by_member])
         factor = math.exp(-prompt / (self._window_tokens * weights))
-        for load in self.by_member.values():
-            load.recent *= factor
-        self.by_member[member].recent += prompt
+        for other, load in self.by_member.items():
+            self.by_member[other] = load._replace(recent=load.recent * factor + prompt * (other is member))
 
 
 @dataclass(frozen=True, slots=True)

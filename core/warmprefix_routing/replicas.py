@@ -14,12 +14,20 @@ from warmprefix.errors import NoAgentError
 from warmprefix.plan import ContextPlan, PlannedBlock, Scope
 from warmprefix.prefix import PrefixTree
 from warmprefix.residency import EngineProfile, EngineReport, FoundCheckpoints, ResidencyTarget, ReuseTree
+from warmprefix_routing.assignments import ReplicaStats
 from warmprefix_routing.balance import rendezvous_score
 from warmprefix_routing.fleet import Fleet, check_request, listed
 from warmprefix_routing.members import Member, Replica, check_range, check_type
-from warmprefix_routing.replica_state import OpenRoute, ReplicaBounds, ReplicaLoads, ReplicaTenant, RequestBlocks
+from warmprefix_routing.replica_state import (
+    OpenRoute,
+    ReplicaBounds,
+    ReplicaLoad,
+    ReplicaLoads,
+    ReplicaTenant,
+    RequestBlocks,
+)
 
-__all__ = ["ReplicaRouter", "ReplicaStats", "Route"]
+__all__ = ["ReplicaRouter", "Route"]
 
 _TEMPLATES = Templates()
 _CONVERSATION_EPS = 3.0
@@ -60,48 +68,6 @@ class Route:
     def cost(self) -> float:
         """Tokens that the request costs at its replica."""
         return self.costs[self.replica]
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaStats:
-    """A snapshot of a `ReplicaRouter`; fields up to `feed_errors` count since it was created or reset."""
-
-    routes: int = 0
-    """Requests for which a replica was chosen."""
-    prompt_tokens: int = 0
-    """Tokens of the prompts of all routes."""
-    resident_tokens: int = 0
-    """Part of `prompt_tokens` that the replicas were predicted to hold."""
-    spilled: int = 0
-    """Requests for which the cheapest replica had no room."""
-    moved: int = 0
-    """Turns of a conversation that went to another replica than the turn before."""
-    commits: int = 0
-    """Routes that were committed while they were open."""
-    abandons: int = 0
-    """Calls of `abandon`, without routes closed by a failure or a bound."""
-    late_commits: int = 0
-    """Commits of a route that was no longer open."""
-    reports: int = 0
-    """Reports with a count of cached tokens."""
-    reported_cached_tokens: int = 0
-    """Prompt tokens reported as cached, over all reports."""
-    stale_paths: int = 0
-    """Reports that an engine held less of a path than predicted."""
-    feed_errors: int = 0
-    """Exceptions of residency feeds."""
-    open_routes: int = 0
-    """Routes neither committed nor abandoned."""
-    tenants: int = 0
-    """Tenants with learned state."""
-    scopes: int = 0
-    """Scopes with learned state."""
-    conversations: int = 0
-    """Conversations with a replica."""
-    replicas: int = 0
-    """Replicas that get requests."""
-    memory_bytes: int = 0
-    """Estimated memory of all tenants; `max_bytes` bounds it."""
 
 
 class ReplicaRouter(Fleet[ReplicaTenant]):
@@ -252,7 +218,7 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
                 residents[member] = min(resident, prompt)
             costs: dict[Member, float] = {}
             for member, resident in residents.items():
-                load = loads.by_member[member]
+                load = loads.total(member)
                 waits = self._bounds.waiting_weight * load.waiting + self._bounds.held_weight * load.in_flight
                 costs[member] = (prompt - resident + waits) / member.weight
 
@@ -306,7 +272,7 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
         with_room = [
             member
             for member, load in relative.items()
-            if load <= least or load + prompt / member.weight <= limit or not loads.by_member[member].requests
+            if load <= least or load + prompt / member.weight <= limit or not loads.total(member).requests
         ]
         cheapest = min(costs[member] for member in with_room)
         best = [member for member in with_room if costs[member] <= cheapest]
@@ -380,12 +346,23 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
             self._counts["abandons"] += was_open
         return was_open
 
+    def exchange_load(self, elsewhere: dict[str, ReplicaLoad], tenant: str | None = None) -> dict[str, ReplicaLoad]:
+        """Count what other routers sent to replicas, in place of the counts before; return what this one sent."""
+        with self._lock:
+            if (loads := self._loads(tenant)) is None:
+                return {}
+            loads.elsewhere = elsewhere
+            return {name: loads.by_member[member] for name, member in self._members.items()}
+
     def load(self, tenant: str | None = None) -> dict[str, float]:
         """Return each replica's tokens, in flight and lately, of one tenant; of all if they share load."""
         with self._lock:
-            state = self._tenants.states.get(tenant)
-            loads = self._shared_load if self._share_load else None if state is None else state.loads
+            loads = self._loads(tenant)
             return {name: 0.0 if loads is None else loads.of(member) for name, member in self._members.items()}
+
+    def _loads(self, tenant: str | None) -> ReplicaLoads | None:
+        state = self._tenants.states.get(tenant)
+        return self._shared_load if self._share_load else None if state is None else state.loads
 
     def stats(self) -> ReplicaStats:
         """Return counts since the router was created or reset. O(tenants)."""
