@@ -14,12 +14,14 @@ from warmprefix_redis.order_sharing import RedisOrderSharing
 from warmprefix_redis.record import check_prefix, conversation_key, turn_key
 from warmprefix_redis.settings import SharedSettings, planner_options, shared_orders
 from warmprefix_redis.store import RedisSeenStore
+from warmprefix_redis.tables import RedisTables
 from warmprefix_redis.values import RedisValues
 
 __all__ = [
     "URL_SCHEMES",
     "RedisOrderSharing",
     "RedisSeenStore",
+    "RedisTables",
     "RedisTarget",
     "RedisValues",
     "SharedSettings",
