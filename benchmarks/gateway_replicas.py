@@ -1,11 +1,15 @@
-"""Tokens that replicas compute for recorded agent sessions: through the gateway, and with random placement.
+"""Tokens that replicas compute for recorded agent sessions: through gateways, and with random placement.
 
     python benchmarks/gateway_replicas.py FOLDER [--replicas 4] [--sessions 40] [--turns 40] [--at-once 8] [--vllm]
+    python benchmarks/gateway_replicas.py FOLDER --gateways 4 ...
 
 FOLDER has recordings as `agent_sessions.py` reads them. Each session asks once per turn, with its messages so far, and
 `--at-once` sessions run at one time against emulated engines, or against real ones with a tiny model on the CPU. For
 these, sessions end after 30,000 characters, and results are messages of the user. Sessions have no name: the gateway
-finds them by their messages. `one replica` is the best that any placement can do. Printed, and written with `--write`.
+finds them by their messages. `one replica` is the best that any placement can do. With `--gateways`, each request goes
+to a gateway drawn by chance: they share nothing, or a Redis server, or one that is killed after half of the requests;
+`ratio` compares what is computed with one gateway. Gateways may wait for Redis for a second, because they share the
+machine with engines and clients. Printed, and written with `--write`.
 """
 
 from __future__ import annotations
@@ -14,10 +18,11 @@ import argparse
 import asyncio
 import json
 import math
+import os
 import random
 from collections.abc import Callable
 from contextlib import ExitStack
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +30,7 @@ import openai
 
 from agent_sessions import Messages, sessions_of
 from common import print_table
+from redis_servers import Server
 from result_files import write_rows
 from vllm_server import VllmServer, engine_version
 from warmprefix_gateway import GatewayOptions, GatewayServer
@@ -83,6 +89,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--replicas", type=int, default=4)
+    parser.add_argument("--gateways", type=int, default=0, help="compare so many gateways with one")
     parser.add_argument("--sessions", type=int, default=40)
     parser.add_argument("--turns", type=int, default=40)
     parser.add_argument("--at-once", type=int, default=8)
@@ -95,9 +102,16 @@ def main() -> None:
     sessions = list(islice((prompts for prompts in found if len(prompts) > 2), options.sessions))
     if options.vllm:
         sessions = [[plain(prompt) for prompt in prompts] for prompts in sessions]
-    rows: list[dict[str, object]] = []
-    for name, replicas in (("random", options.replicas), ("gateway", options.replicas), ("one replica", 1)):
-        rng = random.Random(1)
+    rows: list[dict[str, Any]] = []
+    arms = {"random": 0, "gateway": 1, "one replica": 0}
+    if options.gateways:
+        os.environ["WARMPREFIX_STORE_BUDGET"] = "1"
+        several = f"{options.gateways} gateways"
+        arms = {"1 gateway": 1}
+        arms |= dict.fromkeys((several, f"{several}, Redis", f"{several}, Redis killed"), options.gateways)
+    requests = sum(map(len, sessions))
+    for name, gateways in arms.items():
+        rng, replicas = random.Random(1), 1 if name == "one replica" else options.replicas
         with ExitStack() as stack:
             if options.vllm:
                 engines: list[Any] = [stack.enter_context(VllmServer(kv_blocks=8_000)) for _ in range(replicas)]
@@ -105,14 +119,31 @@ def main() -> None:
                 engines = [stack.enter_context(EmulatorServer(CONFIG)) for _ in range(replicas)]
             bases = [engine.base_url for engine in engines]
             model = engines[0].model if options.vllm else CONFIG.model
-            if name == "gateway":
-                made = GatewayOptions(tuple(bases), port=0, references="off")
-                bases = [stack.enter_context(GatewayServer(made)).base_url]
+            redis = stack.enter_context(Server()) if "Redis" in name else None
+            if gateways:
+                url = None if redis is None else redis.url
+                made = GatewayOptions(
+                    tuple(bases), port=0, references="off", redis_url=url, salt_key=b"of all gateways"
+                )
+                bases = [stack.enter_context(GatewayServer(made)).base_url for _ in range(gateways)]
+            killed = redis if name.endswith("killed") else None
 
-            async def run(bases: list[str] = bases, model: str = model, rng: random.Random = rng) -> tuple[int, int]:
+            async def run(
+                bases: list[str] = bases,
+                model: str = model,
+                rng: random.Random = rng,
+                killed: Server | None = killed,
+            ) -> tuple[int, int]:
                 clients = [openai.AsyncOpenAI(base_url=base, api_key="none") for base in bases]
+                asked = count(1)
+
+                def drawn() -> openai.AsyncOpenAI:
+                    if next(asked) == requests // 2 and killed is not None:
+                        killed.kill()
+                    return rng.choice(clients)
+
                 try:
-                    return await ask(sessions, options.at_once, model, lambda: rng.choice(clients))
+                    return await ask(sessions, options.at_once, model, drawn)
                 finally:
                     for client in clients:
                         await client.close()
@@ -124,16 +155,22 @@ def main() -> None:
                 "engine": engine_version() if options.vllm else "emulator",
                 "placement": name,
                 "replicas": replicas,
-                "requests": sum(map(len, sessions)),
+                "requests": requests,
                 "prompt_tokens": total,
                 "computed_tokens": computed,
                 "computed_percent": round(100 * computed / total, 2),
             }
         )
     header = ["recordings", "engine", "placement", "replicas", "requests", "tokens", "computed", "%"]
+    if options.gateways:
+        header += ["at once", "ratio"]
+        least: Any = rows[0]["computed_tokens"]
+        rows = [{**row, "at_once": options.at_once, "ratio": round(row["computed_tokens"] / least, 3)} for row in rows]
     print_table(header, [list(row.values()) for row in rows])
     if options.write:
-        write_rows("gateway_replicas", rows, ["recordings", "engine", "placement"])
+        key = ["recordings", "engine", "placement"]
+        name, key = ("gateway_agreement", [*key, "at_once"]) if options.gateways else ("gateway_replicas", key)
+        write_rows(name, rows, key)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ class GatewayApplication(Application):
             tenant_header="x-tenant",
             engine="vllm",
             salt_key=b"of all gateways",
-            records=engine.redis_url if arm == "record" else None,
+            redis_url=engine.redis_url if arm == "record" else None,
             references="off" if arm == "without" else "exact",
         )
         self._gateway = GatewayServer(options).__enter__()

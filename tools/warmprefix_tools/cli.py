@@ -315,14 +315,14 @@ class ServeOptions:
         Path | None, Option(metavar="FILE", help="Append each request to this file, with its texts, for the doctor.")
     ] = None
     quote: Annotated[bool, Option("--quote", help="Show session ids on the page.")] = False
-    records: Annotated[
+    redis: Annotated[
         str | None,
         Option(
             metavar="URL",
-            envvar="WARMPREFIX_RECORDS",
+            envvar="WARMPREFIX_REDIS_URL",
             show_default=False,
-            help="Redis or Valkey server for what is known of responses that upstreams keep, as redis://host:6379; "
-            "this process without one.",
+            help="Redis or Valkey server by which several gateways agree where sessions are, and share what they know "
+            "of responses that upstreams keep, as redis://host:6379.",
         ),
     ] = None
 
@@ -354,7 +354,7 @@ def _serve(options: ServeOptions) -> int | None:
             profile=options.profile,
             record=options.record,
             quote=options.quote,
-            records=options.records,
+            redis_url=options.redis,
         )
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error

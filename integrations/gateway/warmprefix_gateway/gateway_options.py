@@ -102,9 +102,9 @@ class GatewayOptions:
     """File to which each request is appended as it was sent, with its texts and its usage."""
     quote: bool = False
     """Show session ids on the page."""
-    records: str | None = field(default=None, repr=False)
-    """URL of a Redis or Valkey server for what is known of the responses that upstreams keep, as for `RedisSeenStore`;
-    None for this process. Gateways share it if they have the same salt key and addresses of upstreams."""
+    redis_url: str | None = field(default=None, repr=False)
+    """URL of a Redis or Valkey server, as for `RedisSeenStore`, by which gateways with the same salt key and addresses
+    of upstreams agree where sessions are, and share what is known of the responses that upstreams keep."""
 
     def __post_init__(self) -> None:
         check_addresses(self.upstreams)
@@ -130,8 +130,8 @@ class GatewayOptions:
             raise ValueError(
                 "priority would keep a tenant's prompts cached before all others', so it cannot be allowed"
             )
-        if self.records is not None and not self.salt_key:
-            raise ValueError("records in Redis are sealed with the salt key: give one")
+        if self.redis_url is not None and not self.salt_key:
+            raise ValueError("what is in Redis is sealed with the salt key: give one")
         as_profile(self.profile)
         as_templates(self.reorder)
 

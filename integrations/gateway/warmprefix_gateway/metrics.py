@@ -33,6 +33,9 @@ class GatewayMetrics:
         self.histories = self._counter(
             "server_histories", "Responses that upstreams keep, by what became of their record.", "outcome"
         )
+        self.shared_sessions = self._counter(
+            "shared_sessions", "Look-ups of a request's session in Redis, by outcome.", "outcome"
+        )
         self.marked = self._counter("marked_requests", "Requests that got cache marks.")
         self.contexts = self._counter("contexts", "Contexts found, by what became of their order.", "order")
         self.touches = self._counter("touches", "Requests of the gateway's own that keep a context cached.", "outcome")

@@ -24,8 +24,9 @@ from warmprefix_gateway.recording import BodyRecorder, RecordedExchange
 from warmprefix_gateway.reordering import FoundContext, Outcome, Reordered, Reorderer, as_templates
 from warmprefix_gateway.routes import Routes
 from warmprefix_gateway.server_histories import ServerHistories
-from warmprefix_gateway.sessions import PromptParts, prompt_parts, session_name
+from warmprefix_gateway.sessions import PromptParts, SessionBook, prompt_parts, session_name
 from warmprefix_gateway.shared_beginnings import GrownRequest, SharedBeginning, SharedBeginnings
+from warmprefix_gateway.shared_sessions import SharedSessions, shared_sessions
 from warmprefix_gateway.shares import AbandonedWorkError, Preparation, Shares
 from warmprefix_gateway.tenant_bodies import BodyRefusedError, check_parts, check_type, read_strictly, refuse_fields
 from warmprefix_gateway.tenant_keys import Access, TenantKeys
@@ -87,12 +88,18 @@ class Office:
     def __init__(self, options: GatewayOptions) -> None:
         self.options = options
         self.metrics = GatewayMetrics()
-        self.ledger = Ledger(self.metrics)
+        self.ledger = Ledger(
+            self.metrics, sessions=SessionBook(origin=secrets.token_hex(4) if options.redis_url else "")
+        )
         self.access = Access(None if options.keys is None else TenantKeys(options.keys), options.tenant_header)
         self.routes = Routes(options.allow_routes)
         self.single_headers = {*_SINGLE_HEADERS, (options.tenant_header or "").lower()}
         """Headers that decide what a tenant's request is, so none may be there twice."""
         self.upstreams = Upstreams(options, self.metrics)
+        self.shared: SharedSessions | None = None
+        """What gateways know together; None for one alone."""
+        if options.redis_url is not None:
+            self.shared = shared_sessions(options, self.ledger.sessions, self.upstreams, self.metrics, self.fail)
         self.refusals = FieldRefusals()
         profile = options.cache_profile
         self.marker = CacheMarker(profile) if profile.marks is not None else None
@@ -148,6 +155,8 @@ class Office:
         if self._client is not None:
             await self._client.close()
         await self.histories.close()
+        if self.shared is not None:
+            await self.shared.aclose()
         self._preparing.close()
         if self._recorder is not None:
             await asyncio.to_thread(self._recorder.close)
@@ -219,6 +228,8 @@ class Office:
             with read.announced:
                 before = await self.histories.before(call, tenant) if continues else None
                 name = session_name(headers, call.body) or (None if before is None else before.turn.session)
+                if self.shared is not None:
+                    await self.shared.look_up(tenant, name, parts)
                 session = self.ledger.sessions.find(tenant, name, parts)
                 session.application = session.application or application_of(headers, call.body)
                 if read.waits:
@@ -376,6 +387,8 @@ class Office:
         """Count an answered request; `target` is the path and the query that it went to."""
         tokens = facts.tokens
         self.ledger.record(asked, sent, upstream, tokens.prompt_tokens, tokens.cached_tokens)
+        if self.shared is not None and upstream is not None:
+            self.shared.answered(asked.session, asked.parts, upstream)
         plan = asked.reordered and asked.reordered.plan
         if plan is not None and self.reorderer is not None:
             report = EngineReport(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from html import escape
 from importlib import resources
@@ -150,7 +150,7 @@ def _milliseconds(number: float) -> str:
 
 def _applications(ledger: Ledger) -> str:
     found: dict[str, list[Session]] = defaultdict(list)
-    for session in ledger.sessions:
+    for session in _answered(ledger):
         found[session.application or "unnamed"].append(session)
     rows = []
     largest_first = sorted(found.items(), key=lambda item: -sum(each.prompt_tokens for each in item[1]))
@@ -160,6 +160,11 @@ def _applications(ledger: Ledger) -> str:
             _add(merged, session)
         rows.append(_session_row(f"{escape(name)} ({len(sessions)})", merged))
     return "".join(rows)
+
+
+def _answered(ledger: Ledger) -> Iterator[Session]:
+    """Yield the sessions with answers of this gateway: it may know others from other gateways."""
+    return (session for session in ledger.sessions if session.requests)
 
 
 def _add(total: Session, session: Session) -> None:
@@ -173,7 +178,7 @@ def _add(total: Session, session: Session) -> None:
 
 def _sessions(ledger: Ledger, options: GatewayOptions) -> str:
     rows = []
-    for number, session in enumerate(ledger.sessions, 1):
+    for number, session in enumerate(_answered(ledger), 1):
         if number > _MAX_SESSIONS:
             break
         name = escape(session.key) if options.quote else f"{number}. {escape(session.application or 'unnamed')}"

@@ -43,7 +43,7 @@ class ServerHistories:
         self._allows_all = "previous_response_id" in options.allow_fields
         self._metrics = metrics
         self._fail = fail
-        self._redis = None if options.records is None else _redis_values(options.records)
+        self._redis = None if options.redis_url is None else _redis_values(options.redis_url)
         values = MemoryValues() if self._redis is None else SealedValues(self._redis, options.salt_key)
         self._records = TurnRecords(values)
 

@@ -11,7 +11,16 @@ from typing import Any, NamedTuple
 from warmprefix.fair_lru import FairLru
 from warmprefix_requests.prompts import PromptMessage, canonical_front, canonical_messages
 
-__all__ = ["PromptParts", "Session", "SessionBook", "TokenFates", "front_parts", "prompt_parts", "session_name"]
+__all__ = [
+    "PromptParts",
+    "Session",
+    "SessionBook",
+    "TokenFates",
+    "front_parts",
+    "prompt_parts",
+    "session_key",
+    "session_name",
+]
 
 _MAX_ENDS = 60_000
 _MAX_PROMPTS = 8
@@ -126,6 +135,14 @@ class Session:
     """Digest of the whole conversation in that prompt."""
     multiple: int = 0
     """Greatest common divisor of all reported counts of cached tokens."""
+    is_named: bool = False
+    """True if its requests name it."""
+    is_answered: bool = False
+    """True if another gateway has got an answer to one of its requests."""
+    version: int = 0
+    """Counts what gateways that share their sessions have written of this one."""
+    upstream: str = ""
+    """Upstream of its latest request, of all these gateways."""
 
     def has_head(self, head: str) -> bool:
         """Return True if one of the latest prompts has these instructions and tools."""
@@ -183,13 +200,16 @@ class SessionBook:
     application changed the other messages. What no model has answered yet, such as a greeting, can begin many sessions,
     so it stands for the one that has not gone on from there. Instructions may change within a session. Sessions decide
     about routes and statistics, never about a text.
+
+    The names of unnamed sessions begin with `origin`, so that several gateways give different ones.
     """
 
-    def __init__(self, max_parts: int = _MAX_PARTS_OF_ALL) -> None:
+    def __init__(self, max_parts: int = _MAX_PARTS_OF_ALL, origin: str = "") -> None:
         self._sessions: FairLru[tuple[str | None, str], Session] = FairLru()
         self._ends: FairLru[tuple[str | None, bytes], tuple[str, ...]] = FairLru()
         """Sessions with a prompt that ended here, latest first."""
         self._max_parts = max_parts
+        self._origin = origin
         self._number = 0
 
     def __len__(self) -> int:
@@ -201,17 +221,33 @@ class SessionBook:
 
     def find(self, tenant: str | None, name: str | None, parts: PromptParts) -> Session:
         """Return the session of a request, a new one if it has none. O(messages)."""
-        key = name if name is None or len(name) <= _MAX_NAME else blake2b(name.encode("utf-8", "replace")).hexdigest()
-        key = key or self._continued(tenant, parts)
+        key = session_key(name) if name else self._continued(tenant, parts)
         if key is None:
             self._number += 1
-            key = f"session {self._number}"
-        session = self._sessions.use((tenant, key))
-        if session is None:
-            session = Session(key, tenant, first_turn=parts.turn)
-            self._put(session)
+            key = f"session {self._origin}{self._number}"
+        session = self._known(tenant, key, parts.turn)
+        session.is_named = bool(name)
         session.turn, session.head, session.end = parts.turn, parts.head, parts.digests[-1]
         session.user_text = parts.user_texts[-1] if parts.user_texts else b""
+        self.end(session, parts)
+        return session
+
+    def _known(self, tenant: str | None, key: str, first_turn: int) -> Session:
+        session = self._sessions.use((tenant, key))
+        if session is None:
+            session = Session(key, tenant, first_turn=first_turn)
+            self._put(session)
+        return session
+
+    def learn(self, tenant: str | None, key: str, first_turn: int, version: int, upstream: str) -> tuple[Session, bool]:
+        """Return a session that another gateway has written, and whether that is news here."""
+        session = self._known(tenant, key, first_turn)
+        is_own = (version, upstream) == (session.version, session.upstream)
+        return session, version >= session.version and not is_own
+
+    def end(self, session: Session, parts: PromptParts) -> None:
+        """Remember the end of a prompt of a session, by which a longer one finds it."""
+        tenant, key = session.tenant, session.key
         # Some clients do not keep the last message of a prompt.
         for end in (*parts.digests[parts.begin :][-2:], *parts.user_texts[-1:]):
             others = [other for other in self._ends.get((tenant, end)) or () if other != key]
@@ -219,7 +255,6 @@ class SessionBook:
             self._ends.use((tenant, end))
             if len(self._ends) > _MAX_ENDS:
                 self._ends.evict()
-        return session
 
     def _continued(self, tenant: str | None, parts: PromptParts) -> str | None:
         for at in range(len(parts.digests) - 1, parts.begin - 1, -1):
@@ -233,7 +268,9 @@ class SessionBook:
                 if turn > session.first_turn
                 or turn == session.turn < parts.turn
                 or (
-                    at == len(parts.digests) - 1 and session.head == parts.head and (turn or not session.requests)
+                    at == len(parts.digests) - 1
+                    and session.head == parts.head
+                    and (turn or not (session.requests or session.is_answered))
                 )  # a retry
             ]
             if found:
@@ -318,6 +355,11 @@ def _rate(before: _SentPrompt | None, parts: PromptParts, prompt_tokens: int) ->
     if added >= _LEAST_ADDED and _common(before.parts, parts) == len(before.parts.digests):
         return max(prompt_tokens - before.tokens, 0) / added
     return before.rate
+
+
+def session_key(name: str) -> str:
+    """Return the key of the session with a name: the name, or a digest of a long one."""
+    return name if len(name) <= _MAX_NAME else blake2b(name.encode("utf-8", "replace")).hexdigest()
 
 
 def session_name(headers: Mapping[str, str], body: Mapping[str, Any]) -> str | None:

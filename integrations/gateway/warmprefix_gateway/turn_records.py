@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 from warmprefix.fair_lru import FairLru
 from warmprefix_requests import StoredHistory
 
-__all__ = ["KeptValues", "MemoryValues", "SealedValues", "StoredTurn", "TurnRecords"]
+__all__ = ["KeptValues", "MemoryValues", "Seal", "SealedValues", "StoredTurn", "TurnRecords"]
 
 _MAX_BYTES = 128 << 20
 _MAX_AGE_SECONDS, _MAX_SKEW_SECONDS = 28 * 86_400.0, 86_400.0
@@ -59,33 +59,28 @@ class MemoryValues:
         self._values.pop(name)
 
 
-class SealedValues:
-    """Values that only gateways with the same secret can read or write: encrypted, and bound to their names.
+class Seal:
+    """Encrypts values, and binds them to their names.
 
-    The cipher is an exclusive or with SHAKE256 of key and nonce; keyed BLAKE2b authenticates nonce, name and text. What
-    was not sealed with this secret for this name counts as missing.
+    The cipher is an exclusive or with SHAKE256 of key and nonce; keyed BLAKE2b authenticates nonce, name and text.
     """
 
-    def __init__(self, values: KeptValues, secret: bytes) -> None:
-        self._values = values
+    def __init__(self, secret: bytes) -> None:
         keys = blake2b(blake2b(secret).digest(), person=b"warmprefix turns").digest()
         self._cipher_key, self._seal_key = keys[:32], keys[32:]
 
-    async def get(self, name: bytes, *, renew: bool = False) -> bytes | None:
-        sealed = await self._values.get(name, renew=renew)
-        if sealed is None or len(sealed) < 33 or sealed[0] != _VERSION:
+    def sealed(self, name: bytes, text: bytes) -> bytes:
+        """Return a text that only those with the secret can read."""
+        nonce = secrets.token_bytes(16)
+        mixed = self._mixed(nonce, text)
+        return b"".join((bytes([_VERSION]), nonce, self._seal(name, nonce, mixed), mixed))
+
+    def opened(self, name: bytes, sealed: bytes) -> bytes | None:
+        """Return the text; None if it was not sealed with this secret for this name."""
+        if len(sealed) < 33 or sealed[0] != _VERSION:
             return None
         nonce, seal, text = sealed[1:17], sealed[17:33], sealed[33:]
         return self._mixed(nonce, text) if hmac.compare_digest(seal, self._seal(name, nonce, text)) else None
-
-    async def put(self, name: bytes, value: bytes, *, only_present: bool = False) -> None:
-        nonce = secrets.token_bytes(16)
-        text = self._mixed(nonce, value)
-        sealed = b"".join((bytes([_VERSION]), nonce, self._seal(name, nonce, text), text))
-        await self._values.put(name, sealed, only_present=only_present)
-
-    async def delete(self, name: bytes) -> None:
-        await self._values.delete(name)
 
     def _mixed(self, nonce: bytes, text: bytes) -> bytes:
         stream = shake_256(self._cipher_key + nonce).digest(len(text))
@@ -93,6 +88,27 @@ class SealedValues:
 
     def _seal(self, name: bytes, nonce: bytes, text: bytes) -> bytes:
         return blake2b(b"%d:%b%b%b" % (len(name), name, nonce, text), key=self._seal_key, digest_size=16).digest()
+
+
+class SealedValues:
+    """Values that only gateways with the same secret can read or write.
+
+    What was not sealed with this secret for its name counts as missing.
+    """
+
+    def __init__(self, values: KeptValues, secret: bytes) -> None:
+        self._values = values
+        self._seal = Seal(secret)
+
+    async def get(self, name: bytes, *, renew: bool = False) -> bytes | None:
+        sealed = await self._values.get(name, renew=renew)
+        return None if sealed is None else self._seal.opened(name, sealed)
+
+    async def put(self, name: bytes, value: bytes, *, only_present: bool = False) -> None:
+        await self._values.put(name, self._seal.sealed(name, value), only_present=only_present)
+
+    async def delete(self, name: bytes) -> None:
+        await self._values.delete(name)
 
 
 class StoredTurn(NamedTuple):

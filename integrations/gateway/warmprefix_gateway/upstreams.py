@@ -15,13 +15,14 @@ from datetime import datetime, timezone
 from typing import NamedTuple
 
 from warmprefix import ContextBlock
-from warmprefix.errors import MissingExtraError
+from warmprefix.errors import MissingExtraError, NoAgentError
+from warmprefix.residency import EngineReport
 from warmprefix_gateway.gateway_options import GatewayOptions
 from warmprefix_gateway.metrics import GatewayMetrics
 from warmprefix_gateway.sessions import PromptParts, Session
 from warmprefix_openai.cache_metrics import report_from_metrics
 from warmprefix_requests.engine_salts import Engine, EngineName, recognised_engine
-from warmprefix_routing import ReplicaRouter, Route
+from warmprefix_routing import ReplicaLoad, ReplicaRouter, Route
 
 try:
     import aiohttp
@@ -84,15 +85,39 @@ class Upstreams:
         Raises:
             NoAgentError: No upstream answers, or not that one.
         """
-        head = max(parts.characters[parts.begin - 1] // 4, 1)
-        blocks = [ContextBlock(parts.head, id=parts.head, tokens=head)] if not session.prompts else []
+        head = _head(parts)
         return self._router.route(
-            blocks,
+            [] if session.prompts else [head],
             tenant=session.tenant,
             conversation=session.key,
-            prompt_tokens=max(tokens, head),
+            prompt_tokens=max(tokens, head.tokens),
             replicas=None if only is None else [only],
         )
+
+    def learn(
+        self,
+        tenant: str | None,
+        base: str,
+        parts: PromptParts | None = None,
+        session: str | None = None,
+        tokens: int = 0,
+    ) -> None:
+        """Record that another gateway sent the head of a prompt to an upstream, or all of a session's.
+
+        An upstream that this gateway does not have, or that does not answer, is left out.
+        """
+        blocks = () if parts is None else (_head(parts),)
+        report = None if session is None else EngineReport(prompt_tokens=tokens, cached_tokens=tokens)
+        if base in self.states:
+            with suppress(NoAgentError):
+                route = self._router.route(
+                    blocks, tenant=tenant, conversation=session, prompt_tokens=0, replicas=[base]
+                )
+                self._router.commit(route, report)
+
+    def exchange_load(self, tenant: str | None, elsewhere: dict[str, ReplicaLoad]) -> dict[str, ReplicaLoad]:
+        """Count a tenant's load that other gateways report; return this one's."""
+        return self._router.exchange_load(elsewhere, tenant)
 
     def any_base(self, tried: Collection[str] = ()) -> str:
         """Return the first upstream that answers and was not tried. If all were tried, return the first."""
@@ -350,6 +375,11 @@ class UpstreamState:
         """Note that it answers again, or does not answer any more."""
         self.answers = answers
         self.changed_at = self.clock()
+
+
+def _head(parts: PromptParts) -> ContextBlock:
+    """Return what stands in front of the messages as one block."""
+    return ContextBlock(parts.head, id=parts.head, tokens=max(parts.characters[parts.begin - 1] // 4, 1))
 
 
 def evicts_by_priority(info: bytes) -> bool:

@@ -164,7 +164,7 @@ def test_gateways_that_share_a_redis_server_agree(
     engines: Callable[..., EmulatorServer], gateway_of: Make, redis_server: Server
 ) -> None:
     engine = engines()
-    options: Any = {"records": redis_server.url, "salt_key": SALT_KEY}
+    options: Any = {"redis_url": redis_server.url, "salt_key": SALT_KEY}
     gateways = [gateway_of(engine.base_url, **options) for _ in range(2)]
     agent = Agent(*[gateway.base_url for gateway in gateways], stream=True)
     stored_outputs(engine, agent.run())
@@ -181,12 +181,12 @@ def test_what_redis_lost_counts_as_unseen(
     engines: Callable[..., EmulatorServer], gateway_of: Make, redis_server: Server, fault: str
 ) -> None:
     engine = engines()
-    gateway = gateway_of(engine.base_url, records=redis_server.url, salt_key=SALT_KEY)
+    gateway = gateway_of(engine.base_url, redis_url=redis_server.url, salt_key=SALT_KEY)
     agent = Agent(gateway.base_url)
     first = agent.ask([{"role": "user", "content": "Read."}])
     second = agent.ask([agent.result(first.output[0])], first.id)
     with redis_server.client() as client:
-        keys = client.keys("*")
+        keys = client.keys("wp:*:kept")
         if fault == "read-only":
             client.replicaof("127.0.0.1", 1)
         elif fault == "flushed":
@@ -335,7 +335,7 @@ def test_a_deleted_response_takes_its_history_along(chain: Chain) -> None:
 def test_a_response_is_not_deleted_while_its_record_cannot_be(
     gateway_of: Make, upstream: ScriptedUpstream, redis_server: Server
 ) -> None:
-    chain = Chain(gateway_of(upstream.base_url, records=redis_server.url, salt_key=SALT_KEY), upstream)
+    chain = Chain(gateway_of(upstream.base_url, redis_url=redis_server.url, salt_key=SALT_KEY), upstream)
     assert chain.is_referred("resp_2")
     redis_server.kill()
     seen = len(upstream.requests)
@@ -347,7 +347,7 @@ def test_a_response_is_not_deleted_while_its_record_cannot_be(
 def test_requests_go_to_the_upstream_that_keeps_the_response(
     gateway_of: Make, upstream: ScriptedUpstream, other: ScriptedUpstream, redis_server: Server
 ) -> None:
-    options: Any = {"records": redis_server.url, "salt_key": SALT_KEY}
+    options: Any = {"redis_url": redis_server.url, "salt_key": SALT_KEY}
     gateways = [gateway_of(*bases, **options) for bases in ((upstream.base_url, other.base_url),) * 2]
     kept = []
     for number in range(8):
@@ -420,7 +420,7 @@ def test_tenants_delete_their_own_responses_only(gateway_of: Make, upstream: Scr
 def test_tenants_get_another_error_while_records_cannot_be_read(
     gateway_of: Make, upstream: ScriptedUpstream, keys: Path, redis_server: Server
 ) -> None:
-    gateway = gateway_of(upstream.base_url, keys=keys, engine="vllm", records=redis_server.url, salt_key=SALT_KEY)
+    gateway = gateway_of(upstream.base_url, keys=keys, engine="vllm", redis_url=redis_server.url, salt_key=SALT_KEY)
     headers = {"authorization": "Bearer key-ann"}
     upstream.handler = answer(answered("resp_1"))
     assert send(gateway, "POST", "/v1/responses", body(None), **headers).status == 200
@@ -453,12 +453,12 @@ def test_a_copied_reference_whose_text_is_gone_ends_the_answer(
     copied = REFERENCE.replace("[Word", "[Ran again; word")
     write = {"calls": [{"name": "write", "arguments": {"file": "b", "content": copied}}]}
     engine = engines([read("sea.txt"), read("lake.txt"), read("sea.txt"), read("x"), write])
-    agent = Agent(gateway_of(engine.base_url, records=redis_server.url, salt_key=SALT_KEY).base_url)
+    agent = Agent(gateway_of(engine.base_url, redis_url=redis_server.url, salt_key=SALT_KEY).base_url)
     response = agent.ask([{"role": "user", "content": "Read."}])
     for _ in range(3):
         response = agent.ask([agent.result(call) for call in response.output], response.id)
     with redis_server.client() as client:
-        largest = max(client.keys("*"), key=client.strlen)
+        largest = max(client.keys("wp:*:kept"), key=client.strlen)
         assert client.strlen(largest) > len(SEA)
         client.delete(largest)
     with pytest.raises(openai.InternalServerError, match="copied a reference"):
