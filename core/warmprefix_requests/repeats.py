@@ -147,17 +147,19 @@ def rewrite(
 
 def _repeated_outputs(events: Iterable[MadeCall | GivenResult | HistoryCut]) -> dict[Path, BareOutput]:
     """Return the outputs of results that may be equal to others. Most are told apart by a few characters."""
-    outputs = {
-        event.path: bare_output(event.text)
-        for event in events
-        if isinstance(event, GivenResult) and event.text is not None
-    }
-    counts = Counter(map(_signature, outputs.values()))
+    texts = {event.path: event.text for event in events if isinstance(event, GivenResult) and event.text is not None}
+    outputs = {path: bare_output(text) for path, text in texts.items() if len(text) >= LEAST_CHARACTERS}
+    signatures = {path: _signature(output) for path, output in outputs.items()}
+    counts = Counter(signatures.values())
     if len(counts) == len(outputs):
         return {}
-    if any(REFERENCE.fullmatch(output.text) for output in outputs.values()):  # such a text may name any other
-        return outputs
-    return {path: output for path, output in outputs.items() if counts[_signature(output)] > 1}
+    if any(map(_imitates, texts.values())):  # such a text may name any other
+        return {path: bare_output(text) for path, text in texts.items()}
+    return {path: outputs[path] for path, signature in signatures.items() if counts[signature] > 1}
+
+
+def _imitates(text: str) -> bool:
+    return "ord for word the " in text and REFERENCE.fullmatch(bare_output(text).text) is not None
 
 
 class _RewrittenPrompt:

@@ -67,7 +67,7 @@ def bare_output(result: str) -> BareOutput:
 
 def _in_json(result: str, begin: int) -> BareOutput | None:
     """Return the first long string of a JSON text that has it in one of the known places."""
-    if REFERENCE.fullmatch(result[begin:].strip()):
+    if result.startswith(("[W", "[R"), begin) and REFERENCE.fullmatch(result[begin:].rstrip()):
         return None
     for name in _JSON_STRING.finditer(result, begin, begin + _MAX_AROUND_CHARACTERS):
         try:
