@@ -314,7 +314,8 @@ class Office:
         if headers.get(ORDER_HEADER) == "keep":
             rules = rules._replace(order_locked=True)
         earlier = None if before is None else before.turn.history
-        if call.route == "responses" and call.body.get("previous_response_id") is None:
+        is_stored = call.route == "responses" and call.body.get("store") is not False
+        if is_stored and call.body.get("previous_response_id") is None:
             earlier = StoredHistory()
         try:
             sent, reordered = outgoing(

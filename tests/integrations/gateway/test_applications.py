@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -48,3 +49,21 @@ def test_a_header_that_names_the_application_goes_no_further(upstream: ScriptedU
     assert upstream.requests[-1].header("x-warmprefix-application") is None
     assert "Sea Reader" in send(gateway, "GET", "/").body.decode()
     assert "Sea Reader" not in send(gateway, "GET", "/metrics").body.decode()
+
+
+def test_results_of_codex_become_references(upstream: ScriptedUpstream, gateway_of: Make) -> None:
+    """It sends its whole history, which is not to be stored."""
+    upstream.handler = answer(b'{"output": [], "usage": {"input_tokens": 9}}')
+    sea = "The sea is 3,688 metres deep.\n" * 30
+    items: list[Body] = []
+    for number in range(2):
+        arguments = '{"cmd":"cat sea.txt"}'
+        output = f"Chunk ID: 7555a{number}\nWall time: 0.{number}000 seconds\nOutput:\n{sea}"
+        items.append({"type": "function_call", "call_id": f"{number}", "name": "exec", "arguments": arguments})
+        items.append({"type": "function_call_output", "call_id": f"{number}", "output": output})
+    content = json.dumps({"model": "m", "input": items, "store": False}).encode()
+    send(gateway_of(upstream.base_url), "POST", "/v1/responses", content)
+    first, second = (item["output"] for item in json.loads(upstream.requests[-1].body)["input"][1::2])
+    assert first == items[1]["output"]
+    assert second.startswith("Chunk ID: 7555a1\n")
+    assert "[Word for word the bare output of the earlier call exec(" in second
