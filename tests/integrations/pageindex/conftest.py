@@ -13,9 +13,6 @@ import pytest
 
 import pageindex_questions
 
-pytest.importorskip("pageindex")
-pytest.importorskip("agents")
-
 LINES = [
     [f"Page {number} tells of the sea, and of ship {number * line}." for line in range(1, 31)] for number in range(6)
 ]

@@ -15,6 +15,8 @@ pytest.importorskip("agents")
 
 import agents
 from agents.run_config import CallModelData, ModelInputData
+from hypothesis import given
+from hypothesis import strategies as st
 from pageindex import PageIndexAPIError
 
 from pageindex_questions import ANSWER, called, chat_model
@@ -157,6 +159,25 @@ def test_a_page_whose_first_occurrence_was_cut_away_is_sent_whole() -> None:
     assert pages_once(data).input[3]["output"].count("Word for word") == 1
     cut = ModelInputData(input=items[2:], instructions="x")
     assert pages_once(dataclasses.replace(data, model_data=cut)) is cut
+
+
+@given(st.lists(st.lists(st.integers(1, 5), min_size=1, unique=True), min_size=1, max_size=6), st.booleans())
+def test_every_cut_of_a_conversation_is_the_beginning_of_all_of_it(ranges: list[list[int]], is_edited: bool) -> None:
+    items: list[Any] = []
+    for number, pages in enumerate(ranges):
+        entries = [{"page": page, "text": f"Page {page} {is_edited and number == 2}. " * 30} for page in pages]
+        result = json.dumps({"success": True, "doc_name": "a", "content": entries})
+        call = {"type": "function_call", "call_id": f"c{number}", "name": CONTENT, "arguments": str(pages)}
+        items += [call, {"type": "function_call_output", "call_id": f"c{number}", "output": result}]
+    agent = agents.Agent(name="a")
+    sent = pages_once(CallModelData(ModelInputData(input=items, instructions=None), agent, None)).input
+    for cut in range(len(items)):
+        given_input = ModelInputData(input=items[:cut], instructions=None)
+        assert pages_once(CallModelData(given_input, agent, None)).input == sent[:cut]
+    texts = [entry["text"] for item in sent[1::2] for entry in json.loads(item["output"])["content"]]
+    whole = [text for text in texts if not text.startswith("[Word for word this page in")]
+    assert len(whole) == len(set(whole))
+    assert set(whole) == {entry["text"] for item in items[1::2] for entry in json.loads(item["output"])["content"]}
 
 
 # -- nodes -------------------------------------------------------------------------------------------------------------
