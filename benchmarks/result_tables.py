@@ -41,6 +41,8 @@ def tables() -> dict[str, str]:
         "batches": batches(read_rows("batch_quality_traces")),
         "windows": windows(read_rows("window_quality")),
         "gateway": gateway(read_rows("gateway_replicas")),
+        "steady": steady(read_rows("steady_tools")),
+        "forks": forks(read_rows("steady_tools")),
         "plugins": plugins(read_rows("plugin_hit_ratio")),
         "recorded": recorded(read_rows("recorded_conversations_counts"), read_rows("recorded_conversations_turns")),
         "models": models(read_rows("models")),
@@ -199,6 +201,30 @@ def gateway(rows: Sequence[Row]) -> str:
         cells = [f"{arms[way]['computed_percent']:.1f}" for way in ("random", "gateway", "one replica")]
         lines.append([f"{recordings}, {engine}", str(arms["gateway"]["replicas"]), *cells])
     return table(["sessions, engine", "replicas", "random placement", "gateway", "one replica"], lines)
+
+
+def steady(rows: Sequence[Row]) -> str:
+    shown: dict[tuple[str, str], dict[str, Row]] = {}
+    for row in rows:
+        if row["part"] == "tools":
+            shown.setdefault((row["case"], row["engine"].partition(",")[0]), {})[row["mode"]] = row
+    lines = []
+    for (case, engine), modes in sorted(shown.items()):
+        cells = [f"{modes[mode]['cached_percent']:.1f}" if mode in modes else "" for mode in _MODES]
+        lines.append([case, engine, *cells, f"{modes['off']['best_percent']:.1f}"])
+    return table(["the tools are", "engine", *[f"`{mode}`" for mode in _MODES], "best"], lines)
+
+
+_MODES = ("off", "order", "keep", "behind")
+
+
+def forks(rows: Sequence[Row]) -> str:
+    lines = [
+        [row["case"].replace("fork prompt", "`fork`"), row["engine"].partition(",")[0], f"{row['cached_percent']:.1f}"]
+        for row in rows
+        if row["part"] == "sub-agents"
+    ]
+    return table(["prompt, placement", "engine", "cached"], lines)
 
 
 # -- what it costs ---------------------------------------------------------------------------------------------------

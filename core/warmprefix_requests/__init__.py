@@ -1,12 +1,13 @@
 """Request bodies of the APIs: how they are read, what is changed in them on their way out, and what answers report.
 
 `outgoing` has the request and the processors that change it, `refusals` remembers what endpoints refuse. `transcript`
-and `repeats` replace repeated results of tools by references, `memories` writes what changed in memories, `marks` sets
-cache marks, `usage` reads token counts.
+and `repeats` replace repeated results of tools by references, `memories` writes what changed in memories.
+`steady_tools` keeps the order of tools, `fork` begins sub-agents, `marks` sets cache marks, `usage` reads token counts.
 """
 
 from warmprefix_requests.block_places import block_ends, holds_blocks
 from warmprefix_requests.echoes import Echoes, EchoStream, TextForm
+from warmprefix_requests.fork import fork
 from warmprefix_requests.memories import Memory, MemoryNotes, memories_of
 from warmprefix_requests.outgoing import (
     OutgoingRequest,
@@ -18,11 +19,14 @@ from warmprefix_requests.outgoing import (
     with_salt,
     with_texts,
     with_token_ids,
+    with_tools,
+    with_tools_behind,
     with_usage,
 )
 from warmprefix_requests.prompts import RewriteRoute
 from warmprefix_requests.refusals import Attempt, FieldRefusals
 from warmprefix_requests.repeats import Rewritten, restored, rewrite
+from warmprefix_requests.steady_tools import SentTools, SteadyMode, SteadyTools, steady_tools
 from warmprefix_requests.stored_history import StoredHistory
 from warmprefix_requests.transcript import Transcript
 
@@ -37,20 +41,27 @@ __all__ = [
     "Processor",
     "RewriteRoute",
     "Rewritten",
+    "SentTools",
+    "SteadyMode",
+    "SteadyTools",
     "StoredHistory",
     "TextForm",
     "Transcript",
     "block_ends",
+    "fork",
     "holds_blocks",
     "memories_of",
     "prepared",
     "read_call",
     "restored",
     "rewrite",
+    "steady_tools",
     "with_marks",
     "with_references",
     "with_salt",
     "with_texts",
     "with_token_ids",
+    "with_tools",
+    "with_tools_behind",
     "with_usage",
 ]

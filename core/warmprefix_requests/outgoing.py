@@ -16,7 +16,8 @@ from warmprefix_requests.block_places import in_parts
 from warmprefix_requests.marks.marker import CacheMarker, MarkedBody
 from warmprefix_requests.prompts import Path
 from warmprefix_requests.repeats import Rewritten, rewrite
-from warmprefix_requests.splicing import spliced
+from warmprefix_requests.splicing import spliced, survives
+from warmprefix_requests.steady_tools import INLINE_TOOLS, SteadyTools
 from warmprefix_requests.stored_history import StoredHistory
 
 __all__ = [
@@ -33,6 +34,8 @@ __all__ = [
     "with_salt",
     "with_texts",
     "with_token_ids",
+    "with_tools",
+    "with_tools_behind",
     "with_usage",
 ]
 
@@ -81,6 +84,8 @@ class OutgoingRequest:
     """How references took the place of repeated results; None if it was not looked for any, or none was found."""
     marked: MarkedBody | None = None
     """The cache marks in the body; None if none were decided."""
+    beta: str | None = None
+    """Value that the header `anthropic-beta` needs for the body, besides those of the client."""
     optional: tuple[str, ...] = ()
     """Kinds of the fields that an endpoint may refuse; see `prepared`."""
     plain: OutgoingRequest | None = None
@@ -242,6 +247,33 @@ def with_texts(request: OutgoingRequest, rewritten: Rewritten, splice: Splicer =
     """Return a request with new texts in place of old ones. O(bytes)."""
     content = splice(request.encode(), rewritten.texts)
     return replace(request, content=content, body=rewritten.body, added=(), is_rewritten=False)
+
+
+def with_tools(steady: SteadyTools) -> Processor:
+    """Return a processor that sends all tools in front, in their steady order."""
+
+    def process(request: OutgoingRequest) -> OutgoingRequest | None:
+        tools = list(steady.tools)
+        if steady.tools is request.body.get("tools"):
+            return None
+        content = spliced(request.encode(), {("tools",): tools})
+        return replace(request, content=content, body={**request.body, "tools": tools}, added=(), is_rewritten=False)
+
+    return process
+
+
+def with_tools_behind(steady: SteadyTools) -> Processor:
+    """Return a processor that sends tools that came or went behind the history, if there are any."""
+
+    def process(request: OutgoingRequest) -> OutgoingRequest | None:
+        if steady.front is None or request.route == "completions" or not survives(request.content):
+            return None
+        body = steady.placed(request.route, request.body)
+        return replace(
+            request, body=body, is_rewritten=True, beta=INLINE_TOOLS if request.route == "messages" else None
+        )
+
+    return process
 
 
 def with_marks(marker: CacheMarker, tenant: str | None, plan: ContextPlan | None = None) -> Processor:

@@ -1,4 +1,4 @@
-"""New texts in the bytes of a JSON body. Pure: no I/O."""
+"""New values in the bytes of a JSON body. Pure: no I/O."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ __all__ = [
 _value_at = json.JSONDecoder().raw_decode
 _SPACE = re.compile(r"[ \t\n\r]*")
 
-_Changes = str | dict[str | int, "_Changes"]
-"""A new text, or the changes inside an object or a list."""
+NewValue = str | list[Any]
+_Changes = NewValue | dict[str | int, "_Changes"]
+"""A new value, or the changes inside an object or a list."""
 
 
-def spliced(content: bytes, texts: Mapping[Path, str]) -> bytes:
-    """Return a JSON text with new texts on these paths. The client's own bytes stay everywhere else. O(bytes).
+def spliced(content: bytes, texts: Mapping[Path, NewValue]) -> bytes:
+    """Return a JSON text with new texts or lists on these paths. The client's own bytes stay everywhere else. O(bytes).
 
     Raises:
         LookupError: Nothing stands on a path.
@@ -41,11 +42,11 @@ def spliced(content: bytes, texts: Mapping[Path, str]) -> bytes:
     return written(text, places, 0, len(text))
 
 
-_Place = tuple[int, int, str]
-"""Begin and end of a value, and the text that takes its place."""
+_Place = tuple[int, int, NewValue]
+"""Begin and end of a value, and what takes its place."""
 
 
-def nested(texts: Mapping[Path, str]) -> dict[str | int, _Changes]:
+def nested(texts: Mapping[Path, NewValue]) -> dict[str | int, _Changes]:
     """Return new texts as a tree of the steps of their paths."""
     changes: dict[str | int, Any] = {}
     for path, text in texts.items():
@@ -76,7 +77,7 @@ def _find(text: str, at: int, changes: _Changes | None, found: list[_Place]) -> 
     """Add the places to change in the value that begins here; return its end."""
     if not isinstance(changes, dict) or text[at] not in "{[":
         end = _value_at(text, at)[1]
-        if isinstance(changes, str):
+        if isinstance(changes, str | list):
             found.append((at, end, changes))
         return end
     is_object = text[at] == "{"

@@ -168,6 +168,7 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
         tenant: str | None = None,
         preamble: str | None = None,
         conversation: str | None = None,
+        parent: str | None = None,
         prompt_tokens: int | None = None,
         order_locked: bool = False,
         replicas: Iterable[str] | None = None,
@@ -180,6 +181,8 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
             preamble: The text in front of the context, or anything that names it, as for `ContextPlanner.plan`.
             conversation: Names one linear message history that opens the prompt and is kept (placement "tail"). Omit
                 it where the context stands in front of the history (placement "head").
+            parent: Names a conversation whose history opens this one, as for a sub-agent that begins with its parent's
+                messages (`warmprefix_requests.fork`). It counts until this conversation has a replica of its own.
             prompt_tokens: Tokens of the whole prompt; by default those of the blocks and of the history so far.
             order_locked: True if the blocks will be sent in this order.
             replicas: Names of the replicas to choose from; None for all. Failed ones are skipped.
@@ -192,7 +195,7 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
         """
         given = as_blocks(blocks)
         distinct, positions = distinct_blocks(given)
-        check_request(conversation, tenant=tenant, preamble=preamble)
+        check_request(conversation, tenant=tenant, preamble=preamble, parent=parent)
         check_type("prompt_tokens", prompt_tokens, int, optional=True)
         if prompt_tokens is not None:
             check_range(0, prompt_tokens=prompt_tokens)
@@ -205,7 +208,8 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
                 raise NoAgentError(f"no replica is available{failed}")
             state = self._tenants.use(tenant)
             scope, loads = state.scope(behind), state.loads
-            placement = None if conversation is None else state.conversations.get(conversation)
+            own, opening = map(state.conversations.get, (conversation or "", parent or ""))
+            placement = own or opening
             prompt = prompt_tokens
             if prompt is None:
                 prompt = request.total + (0 if placement is None else placement.tokens)
@@ -247,7 +251,7 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
                 costs={member.name: cost for member, cost in costs.items()},
                 spilled=spilled,
             )
-            moved = placement is not None and placement.member is not chosen
+            moved = own is not None and own.member is not chosen
             self._counts.update(routes=1, prompt_tokens=prompt, resident_tokens=route.resident_tokens)
             self._counts.update(spilled=spilled, moved=moved)
             in_flight = state.cache(scope, chosen).in_flight if placement is None and request.keys else None

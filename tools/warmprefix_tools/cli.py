@@ -308,6 +308,14 @@ class ServeOptions:
         ),
     ] = "restore"
     keep_tools: Annotated[str, Option(metavar="NAMES", help="Tools whose results always stay, with commas.")] = ""
+    steady_tools: Annotated[
+        str,
+        Option(
+            metavar="MODE",
+            help="Keep the order in which a session's tools came (order), declare tools that are gone as well (keep), "
+            "or declare new ones behind the history where the API has it (behind); or change nothing (off).",
+        ),
+    ] = "off"
     profile: Annotated[str, Option(help="What the caches of the upstreams can do, such as anthropic.")] = (
         "full-attention"
     )
@@ -347,6 +355,7 @@ def _serve(options: ServeOptions) -> int | None:
             references=options.references,  # type: ignore[arg-type]
             echoes=options.echoes,  # type: ignore[arg-type]
             keep_tools=tuple(filter(None, map(str.strip, options.keep_tools.split(",")))),
+            steady_tools=options.steady_tools,  # type: ignore[arg-type]
             reorder=tuple(options.reorder or ()),
             pin_first=options.pin_first,
             pin_last=options.pin_last,

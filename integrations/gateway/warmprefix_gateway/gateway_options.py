@@ -12,15 +12,18 @@ from warmprefix.cache_profiles import CacheProfile, as_profile
 from warmprefix_gateway.reordering import as_templates
 from warmprefix_gateway.routes import Routes
 from warmprefix_gateway.tenant_bodies import CLOSED_FIELDS
+from warmprefix_requests import SteadyMode
 from warmprefix_requests.engine_salts import ENGINES, EngineName
 
-__all__ = ["EchoHandling", "GatewayBounds", "GatewayOptions", "References", "is_loopback"]
+__all__ = ["EchoHandling", "GatewayBounds", "GatewayOptions", "References", "ToolsMode", "is_loopback"]
 
 EchoHandling = Literal["restore", "refuse", "pass"]
 """What becomes of a reference in a tool call's arguments: the text that it stands for, an error in place of the answer,
 or nothing else."""
 
 References = Literal["off", "exact"]
+
+ToolsMode = Literal["off"] | SteadyMode
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,8 @@ class GatewayOptions:
     """What becomes of references that a model copies into the arguments of its tool calls."""
     keep_tools: tuple[str, ...] = ()
     """Names of tools whose results always stay."""
+    steady_tools: ToolsMode = "off"
+    """Whether a session's tools keep their order, and where new ones stand; see `warmprefix_requests.steady_tools`."""
     reorder: tuple[str, ...] = ()
     """Contexts to order for the cache: `tags`, `llamaindex`, `json`, `mem0`, or `pattern:REGEX` for one block."""
     pin_first: int = 0
@@ -110,6 +115,8 @@ class GatewayOptions:
         check_addresses(self.upstreams)
         if self.references not in get_args(References):
             raise ValueError(f"references must be one of {', '.join(get_args(References))}, got {self.references!r}")
+        if self.steady_tools not in (modes := ("off", *get_args(SteadyMode))):
+            raise ValueError(f"steady_tools must be one of {', '.join(modes)}, got {self.steady_tools!r}")
         if self.echoes not in get_args(EchoHandling):
             raise ValueError(f"echoes must be one of {', '.join(get_args(EchoHandling))}, got {self.echoes!r}")
         self._check_numbers()

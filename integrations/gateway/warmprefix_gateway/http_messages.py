@@ -20,6 +20,7 @@ __all__ = [
     "RawHeaders",
     "Send",
     "answer_headers",
+    "betas_with",
     "error_body",
     "has_repeated",
     "is_messages",
@@ -88,6 +89,12 @@ def answer_headers(raw: RawHeaders, *, without_length: bool) -> list[tuple[bytes
     if not all(_NAME.fullmatch(name) and not _FORBIDDEN.search(value) for name, value in passed):
         raise ValueError("a header of the answer has a control character")
     return passed
+
+
+def betas_with(raw: RawHeaders, beta: str) -> str:
+    """Return the value of `anthropic-beta` with those that the client asks for, and another one."""
+    given = [value.decode("latin-1") for name, value in raw if name.lower() == b"anthropic-beta"]
+    return ",".join([*given, beta])
 
 
 def has_repeated(raw: RawHeaders, names: Collection[str]) -> bool:

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple, get_args
 
 from warmprefix.errors import MissingExtraError
+from warmprefix.fair_lru import FairLru
 from warmprefix.residency import EngineReport
 from warmprefix_gateway.applications import application_of
 from warmprefix_gateway.echo_watch import EchoedAnswer
@@ -34,7 +35,16 @@ from warmprefix_gateway.touching import TouchSender, UpstreamPath
 from warmprefix_gateway.turn_records import FoundTurn
 from warmprefix_gateway.upstreams import Upstreams
 from warmprefix_openai import AnswerFacts
-from warmprefix_requests import FieldRefusals, OutgoingRequest, StoredHistory, prepared, read_call
+from warmprefix_requests import (
+    FieldRefusals,
+    OutgoingRequest,
+    SentTools,
+    SteadyTools,
+    StoredHistory,
+    prepared,
+    read_call,
+    steady_tools,
+)
 from warmprefix_requests.marks import CacheMarker
 from warmprefix_requests.outgoing import route_of
 from warmprefix_requests.retention import RequestPriorities
@@ -45,7 +55,7 @@ try:
 except ImportError as exc:
     raise MissingExtraError("serve", "aiohttp") from exc
 
-__all__ = ["LEVEL_HEADER", "ORDER_HEADER", "Office"]
+__all__ = ["LEVEL_HEADER", "ORDER_HEADER", "PARENT_HEADER", "Office"]
 
 _log = logging.getLogger("warmprefix.gateway")
 
@@ -53,6 +63,8 @@ LEVEL_HEADER = "x-warmprefix-references"
 """Header with which a request chooses its level of references."""
 ORDER_HEADER = "x-warmprefix-order"
 """Header with which a request keeps the order of its context, by the value `keep`."""
+PARENT_HEADER = "x-parent-session-id"
+"""Header with which a sub-agent's request names the session of the agent that started it."""
 _LEVELS: Mapping[str | None, References] = {level: level for level in get_args(References)}
 _MOST_HEADER_BYTES = 65_536
 _BEGINNINGS_SHARE = 8
@@ -61,8 +73,20 @@ _KNOWN_SPEED = 4
 """A byte that is known takes this part of the time of a new one, or less."""
 _CONNECT_SECONDS = 10.0
 """Longest time until an upstream accepts a connection."""
-_Prepared = tuple[OutgoingRequest, Reordered | None, SharedBeginning | None]
+_MOST_TOOL_BYTES = 32 << 20
+"""Bytes of all definitions of tools that sessions have sent, as JSON."""
 _SINGLE_HEADERS = ("authorization", "x-api-key", "content-type", "content-encoding")
+
+
+class _Prepared(NamedTuple):
+    """What goes out for a request."""
+
+    sent: OutgoingRequest
+    parts: PromptParts
+    reordered: Reordered | None
+    tools: SentTools | None = None
+    """What the conversation has declared with it; None if its tools are left alone."""
+    beginning: SharedBeginning | None = None
 
 
 class _ReadRequest(NamedTuple):
@@ -124,6 +148,8 @@ class Office:
         self.histories = ServerHistories(options, self.metrics, self.fail)
         self.beginnings = SharedBeginnings(options.bounds.max_buffered_bytes // _BEGINNINGS_SHARE)
         self._preparing = Preparation()
+        self._tools: FairLru[tuple[str | None, str, bytes], SentTools] = FairLru()
+        """What each conversation of a session has declared: sub-agents have tools of their own."""
         self._client: aiohttp.ClientSession | None = None
         self._is_warned = False
         self._takes_priorities = False
@@ -230,15 +256,21 @@ class Office:
                 name = session_name(headers, call.body) or (None if before is None else before.turn.session)
                 if self.shared is not None:
                     await self.shared.look_up(tenant, name, parts)
-                session = self.ledger.sessions.find(tenant, name, parts)
+                session = self.ledger.sessions.find(tenant, name, parts, headers.get(PARENT_HEADER))
                 session.application = session.application or application_of(headers, call.body)
+                conversation = tenant, session.key, _conversation(call, parts)
+                tools = self._tools.use(conversation)
                 if read.waits:
                     await asyncio.sleep(0)  # requests that came together announce their contexts first
                 found = await self._preparing.run(
-                    tenant, size, lambda check: self._prepare(read, before, headers, tenant, check), self._drop
+                    tenant, size, lambda check: self._prepare(read, before, headers, tenant, check, tools), self._drop
                 )
-            sent, reordered, beginning = found
+            sent, parts, reordered, declared, beginning = found
             self.beginnings.keep(tenant, kind, known, beginning)
+            if declared is not None and declared != tools:
+                self._tools.put(conversation, declared, tenant, len(repr(declared)))
+                while self._tools.size > _MOST_TOOL_BYTES:
+                    self._tools.evict()
             if reordered is not None and reordered.outcome is not None:
                 self._count_context(reordered.outcome)
         except BodyRefusedError:
@@ -303,8 +335,10 @@ class Office:
         headers: Mapping[str, str],
         tenant: str | None,
         check: Callable[[], None],
+        declared: SentTools | None,
     ) -> _Prepared:
-        call, grown = read.call, read.grown
+        call, parts, grown, mode = read.call, read.parts, read.grown, self.options.steady_tools
+        tools: SteadyTools | None = None
         rules = self._rules
         if rules.priorities is not None and not self._takes_priorities:
             rules = rules._replace(priorities=None)
@@ -318,6 +352,10 @@ class Office:
         if is_stored and call.body.get("previous_response_id") is None:
             earlier = StoredHistory()
         try:
+            if mode != "off" and call.route != "completions":
+                tools = steady_tools(call.route, call.body, declared, mode)
+                if tools is not None and (tools.front is not None or tools.tools is not call.body["tools"]):
+                    parts = prompt_parts(call.route, tools.placed(call.route, {**call.body, "tools": [*tools.tools]}))
             sent, reordered = outgoing(
                 call,
                 rules,
@@ -327,6 +365,7 @@ class Office:
                 earlier=earlier,
                 context=read.context,
                 splice=spliced if grown is None else grown.spliced,
+                tools=tools,
             )
         except (BodyRefusedError, AbandonedWorkError):
             raise
@@ -334,11 +373,12 @@ class Office:
             self.fail("a request goes out without references, order and marks, because making them failed", error)
             rules = Rules("off", (), rules.profile, None)
             sent, reordered = outgoing(call, rules, tenant=tenant, salt_key=self._salt_key)
-        return sent, reordered, None if grown is None else grown.beginning()
+        beginning = None if grown is None else grown.beginning()
+        return _Prepared(sent, parts, reordered, None if tools is None else tools.sent, beginning)
 
     def _drop(self, found: _Prepared | None) -> None:
         if found is not None and self.reorderer is not None:
-            self.reorderer.abandon(found[1])
+            self.reorderer.abandon(found.reordered)
 
     async def salted_embedding(self, content: bytes, headers: Mapping[str, str], tenant: str) -> bytes:
         """Return a body without a prompt to answer, with its tenant's salt: pooling models have prefix caches too.
@@ -435,6 +475,16 @@ class Office:
         """Count a failure of the gateway's own work. The log has its kind only: its text may quote the request."""
         self.metrics.failures.inc()
         _log.warning("%s: %s", what, type(error).__name__)
+
+
+def _conversation(call: OutgoingRequest, parts: PromptParts) -> bytes:
+    """Return what tells the conversations of one session apart: the first message, which sub-agents have of their own.
+
+    Requests that continue a response do not show it.
+    """
+    if call.route == "responses" and call.body.get("store") is not False:
+        return b""
+    return parts.digests[min(parts.begin, len(parts.digests) - 1)]
 
 
 def _withdraw(read: _ReadRequest | None) -> None:

@@ -17,10 +17,13 @@ from warmprefix_gateway.turn_records import FoundTurn
 from warmprefix_requests import (
     OutgoingRequest,
     Processor,
+    SteadyTools,
     StoredHistory,
     prepared,
     with_marks,
     with_references,
+    with_tools,
+    with_tools_behind,
     with_usage,
 )
 from warmprefix_requests.marks import CacheMarker
@@ -76,11 +79,13 @@ def outgoing(
     earlier: StoredHistory | None = None,
     context: FoundContext | None = None,
     splice: Splicer = spliced,
+    tools: SteadyTools | None = None,
 ) -> tuple[OutgoingRequest, Reordered | None]:
     """Return what to send for a call. O(bytes). `check` is called on the way; what it raises ends the work.
 
     `earlier` is the history that its upstream keeps, as for `warmprefix_requests.rewrite`. `context` is the one that
-    the reorderer found in it, if it was asked before. `splice` puts references in their places.
+    the reorderer found in it, if it was asked before. `splice` puts references in their places. `tools` are those to
+    send in place of the call's.
 
     The client's own bytes stay where nothing is rewritten. Of what is added, the usage and the marks are optional; a
     tenant's salt is not.
@@ -91,9 +96,13 @@ def outgoing(
     processors: list[Processor] = []
     if rules.references != "off":
         processors.append(with_references(rules.keep_tools, check, earlier, splice))
+    if tools is not None:
+        processors.append(with_tools(tools))  # behind the references, which know the places in the client's own bytes
     if tenant is not None and rules.profile.isolation is not None:
         processors.append(with_tenant_salt(rules.profile.isolation, tenant, salt_key))
     optional: dict[str, Processor] = {"stream_options": with_usage}
+    if tools is not None:
+        optional["tools"] = with_tools_behind(tools)
     if (marker := rules.marker) is not None:
         mark = with_marks(marker, tenant)
         optional["marks"] = lambda request: mark(request) if survives(request.content) else None

@@ -14,6 +14,7 @@ from warmprefix_gateway.http_messages import (
     ClientAnswer,
     Send,
     answer_headers,
+    betas_with,
     error_body,
     reply,
 )
@@ -342,6 +343,8 @@ class PassedRequest:
             if isinstance(data, bytes) and data is not self._unread:
                 left_out.add("content-encoding")  # the body goes out plain
             headers = self._office.upstream_headers(scope["headers"], self._path, self._tenant, left_out)
+            if sent is not None and sent.beta is not None:
+                headers["anthropic-beta"] = betas_with(scope["headers"], sent.beta)
             if self._asked is not None:
                 headers["Accept-Encoding"] = "identity"  # so that the usage can be read, and hidden
         except ValueError as error:

@@ -133,6 +133,8 @@ class Session:
     """Digest of the user's texts in that prompt."""
     end: bytes = b""
     """Digest of the whole conversation in that prompt."""
+    parent: str | None = None
+    """Key of the session whose prompt the first one begins with, such as that of the agent that started this one."""
     multiple: int = 0
     """Greatest common divisor of all reported counts of cached tokens."""
     is_named: bool = False
@@ -219,18 +221,30 @@ class SessionBook:
         """Yield the sessions, latest first. O(sessions)."""
         return reversed(list(self._sessions.values()))
 
-    def find(self, tenant: str | None, name: str | None, parts: PromptParts) -> Session:
-        """Return the session of a request, a new one if it has none. O(messages)."""
+    def find(self, tenant: str | None, name: str | None, parts: PromptParts, parent: str | None = None) -> Session:
+        """Return the session of a request, a new one if it has none. O(messages).
+
+        `parent` names the session that started it, which counts if both have the same instructions and tools.
+        """
         key = session_key(name) if name else self._continued(tenant, parts)
         if key is None:
             self._number += 1
             key = f"session {self._origin}{self._number}"
+        begun = self._starter(tenant, name, parts, parent) if self._sessions.get((tenant, key)) is None else None
         session = self._known(tenant, key, parts.turn)
         session.is_named = bool(name)
+        session.parent = session.parent or begun
         session.turn, session.head, session.end = parts.turn, parts.head, parts.digests[-1]
         session.user_text = parts.user_texts[-1] if parts.user_texts else b""
         self.end(session, parts)
         return session
+
+    def _starter(self, tenant: str | None, name: str | None, parts: PromptParts, parent: str | None) -> str | None:
+        """Return the key of the session that a new one begins with."""
+        starter = self._sessions.get((tenant, session_key(parent))) if parent else None
+        if starter is not None and starter.has_head(parts.head):
+            return starter.key
+        return self._continued(tenant, parts) if name else None
 
     def _known(self, tenant: str | None, key: str, first_turn: int) -> Session:
         session = self._sessions.use((tenant, key))

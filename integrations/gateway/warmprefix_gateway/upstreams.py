@@ -90,6 +90,7 @@ class Upstreams:
             [] if session.prompts else [head],
             tenant=session.tenant,
             conversation=session.key,
+            parent=session.parent,
             prompt_tokens=max(tokens, head.tokens),
             replicas=None if only is None else [only],
         )
