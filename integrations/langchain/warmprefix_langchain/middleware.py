@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from warmprefix import MissingExtraError
 from warmprefix.forks import fork_safe_lock
-from warmprefix_requests import Echoes, Transcript
+from warmprefix_requests import Echoes, SentTools, Transcript, steady_tools
+from warmprefix_requests.steady_tools import tool_name
 
 try:
     from langchain.agents.middleware import AgentMiddleware, ModelRequest, ModelResponse
     from langchain_core.messages import AIMessage, AnyMessage, ToolMessage
     from langchain_core.tools import BaseTool
+    from langchain_core.utils.function_calling import convert_to_openai_tool
+    from langgraph.config import get_config
 except ImportError as error:
     raise MissingExtraError("langchain", "langchain") from error
 
@@ -29,6 +33,11 @@ _WRITTEN = "warmprefix"
 """Key in a copy's `response_metadata` that names the instance which wrote it.
 
 LangChain's own middleware marks its copies in the same place, which is not sent to the model."""
+
+_MAX_CONVERSATIONS = 1_000
+"""Conversations whose tools are remembered."""
+
+ToolsMode = Literal["off", "order", "keep"]
 
 _Answer = TypeVar("_Answer")
 _Message = TypeVar("_Message")
@@ -86,6 +95,7 @@ class ContextReuseMiddleware(AgentMiddleware[Any, Any]):
         tools: Collection[str | BaseTool] | None = None,
         separator: str | None = None,
         min_tokens: int = 64,
+        steady_tools: ToolsMode = "off",
         name: str | None = None,
     ) -> None:
         r"""Create a middleware for all tools, or for the given ones.
@@ -99,13 +109,19 @@ class ContextReuseMiddleware(AgentMiddleware[Any, Any]):
             separator: Text between the documents of a tool that returns only text: `"\n\n"` for
                 `create_retriever_tool`.
             min_tokens: Minimum size of a result or passage that may become a reference.
+            steady_tools: `"order"` keeps the order in which a conversation's tools came, for agents whose tools change,
+                as when an MCP server connects late. `"keep"` also declares tools that are gone, in conversations with
+                a `thread_id`: the agent answers a call of one as it does with any unknown tool. A conversation is
+                known by its `thread_id` and the id of its first message.
             name: Name of this instance, unique in its agent; by default the name of the class.
 
         Raises:
             TypeError: An argument has the wrong type.
-            ValueError: `min_tokens` is negative, or `separator` or `name` is empty.
+            ValueError: `min_tokens` is negative, `separator` or `name` is empty, or `steady_tools` is unknown.
         """
         super().__init__()
+        if steady_tools not in get_args(ToolsMode):
+            raise ValueError(f"steady_tools must be one of {', '.join(get_args(ToolsMode))}, got {steady_tools!r}")
         if not (name is None or isinstance(name, str)):
             raise TypeError(f"name must be a str or None, got {type(name).__name__}")
         if name == "":
@@ -114,6 +130,10 @@ class ContextReuseMiddleware(AgentMiddleware[Any, Any]):
         self._new_transcript()  # checks both
         self._only = None if tools is None else _names(tools)
         self._name = type(self).__name__ if name is None else name
+        self._tools_mode = steady_tools
+        self._declared: OrderedDict[tuple[str, str], tuple[SentTools, dict[str, BaseTool | dict[str, Any]]]]
+        """What each conversation has declared, and the tools by their names."""
+        self._declared = OrderedDict()
         self._stats = MiddlewareStats()
         self._lock = fork_safe_lock()
 
@@ -161,7 +181,39 @@ class ContextReuseMiddleware(AgentMiddleware[Any, Any]):
             level = logging.WARNING if stats.errors == 1 else logging.DEBUG
             _log.log(level, "tool results stay as they are", exc_info=failure)
         changed = any(new is not old for new, old in zip(messages, request.messages, strict=True))
-        return (request.override(messages=messages) if changed else request), echoes
+        request = request.override(messages=messages) if changed else request
+        return self._with_steady_tools(request), echoes
+
+    def _with_steady_tools(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
+        """Return a request with its tools in the order in which the conversation had them first."""
+        if self._tools_mode == "off" or not request.tools:
+            return request
+        try:
+            key = _conversation(request.messages)
+            if not any(key):
+                return request
+            mode = self._tools_mode if key[0] else "order"
+            schemas = [tool if isinstance(tool, dict) else convert_to_openai_tool(tool) for tool in request.tools]
+            now = dict(zip(map(tool_name, schemas), request.tools, strict=True))
+            body = {"tools": schemas, "tool_choice": request.tool_choice}
+            with self._lock:
+                before, tools = self._declared.get(key, (None, {}))
+                steady = steady_tools("chat", body, before, mode)
+                if steady is None:
+                    return request
+                same = {} if before is None else {tool_name(schema): schema for schema in before.seen}
+                seen = {tool_name(schema): schema for schema in steady.sent.seen}
+                tools = {name: tools[name] if schema is same.get(name) else now[name] for name, schema in seen.items()}
+                self._declared[key] = steady.sent, tools
+                self._declared.move_to_end(key)
+                if len(self._declared) > _MAX_CONVERSATIONS:
+                    self._declared.popitem(last=False)
+            return request.override(tools=[tools[tool_name(schema)] for schema in steady.tools])
+        except Exception as error:
+            stats = self._count(errors=1)
+            level = logging.WARNING if stats.errors == 1 else logging.DEBUG
+            _log.log(level, "the tools stay as they are", exc_info=error)
+            return request
 
     def _restored(self, response: _Answer, echoes: Echoes) -> _Answer:
         """Return the model's answer with the texts that references in its tool calls stand for."""
@@ -268,6 +320,16 @@ class ContextReuseMiddleware(AgentMiddleware[Any, Any]):
                 errors=so_far.errors + errors,
             )
         return now
+
+
+def _conversation(messages: list[AnyMessage]) -> tuple[str, str]:
+    """Return the thread and the id of the first message, each empty if there is none."""
+    try:
+        thread = get_config().get("configurable", {}).get("thread_id")
+    except RuntimeError:  # outside of a graph
+        thread = None
+    first = messages[0].id if messages else None
+    return "" if thread is None else str(thread), first or ""
 
 
 def _names(tools: object) -> frozenset[str]:
