@@ -10,8 +10,8 @@ engine with an unbounded cache answers all prompts of an arm.
 - *system prompt*: in the system prompt, in relevance order, as applications do it.
 - *system prompt, steady order*: the same through `ContextReuseMemory`.
 - *newest question only*: in front of the newest question, and gone from the history in the next turn.
-- *kept, references*: each in full once, and references to those found again.
-- *kept, difference*: each in full once, as `MemoryNotes` writes them.
+- *kept, references*: each in full once, and references to those found again; `MemoryChat`.
+- *kept, difference*: only what changed; `MemoryChat(repeats="omit")`, as `MemoryMiddleware` and `TailMemory` do it.
 
 `computed` is what the engine did not find in its cache; the percentage is of the first arm's.
 """
@@ -31,8 +31,7 @@ from result_files import write_rows
 from trace_sources import SOURCES
 from trace_texts import chats, sessions
 from warmprefix import ContextBlock
-from warmprefix_mem0 import ContextReuseMemory
-from warmprefix_requests.memories import Memory, MemoryNotes
+from warmprefix_mem0 import ContextReuseMemory, MemoryChat
 from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer
 from warmprefix_tools.retriever import Bm25Retriever
 
@@ -86,27 +85,21 @@ def talks(most: int, k: int) -> Iterator[Session]:
 def prompts(session: Session, arm: str, memory: Any) -> Iterator[list[Message]]:
     system, filters = SYSTEM.format(user=session.user), {"user_id": session.user}
     history: list[Message] = []
-    notes = MemoryNotes()
     for question, answer in session.turns:
         results = memory.search(question, filters=filters)["results"]
         listed = "\n".join(f"- {found['memory']}" for found in results)
-        kept = asked = {"role": "user", "content": question}
+        asked = {"role": "user", "content": question}
         front = system
-        if arm.startswith("system prompt"):
-            front = f"{system}\n\nMemories:\n{listed}"
-        elif arm == "newest question only":
+        if arm == "newest question only":
             asked = {"role": "user", "content": f"Memories:\n{listed}\n\n{question}"}
         else:
-            note = notes.note(Memory(found["memory"], found["id"]) for found in results)
-            kept = asked = {"role": "user", "content": f"{note}\n\n{question}" if note else question}
+            front = f"{system}\n\nMemories:\n{listed}"
         yield [{"role": "system", "content": front}, *history, asked]
-        history += [kept, {"role": "assistant", "content": answer}]
+        history += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
-def with_references(session: Session, arm: str, memory: Any) -> Iterator[list[Message]]:
-    from warmprefix_mem0 import MemoryChat
-
-    chat = MemoryChat(SYSTEM.format(user=session.user))
+def chat_prompts(session: Session, arm: str, memory: Any) -> Iterator[list[Message]]:
+    chat = MemoryChat(SYSTEM.format(user=session.user), repeats="omit" if arm.endswith("difference") else "refer")
     for question, answer in session.turns:
         messages = chat.ask(question, memory.search(question, filters={"user_id": session.user}))
         yield messages
@@ -117,8 +110,8 @@ ARMS: dict[str, Callable[[Session, str, Any], Iterator[list[Message]]]] = {
     "system prompt": prompts,
     "system prompt, steady order": prompts,
     "newest question only": prompts,
-    "kept, references": with_references,
-    "kept, difference": prompts,
+    "kept, references": chat_prompts,
+    "kept, difference": chat_prompts,
 }
 
 

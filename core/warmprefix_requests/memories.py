@@ -7,6 +7,7 @@ made for, and stays there, so a prompt that grows keeps its beginning.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ __all__ = ["Memory", "MemoryNotes", "memories_of"]
 _FIRST, _ANEW = "[Memories]", "[Memories, in place of all above]"
 _LINE, _GONE = "- {}", "[Removed from the memories: {}]"
 """The second quotes a memory that an note before shows: the history keeps its text."""
+_REMOVED = re.compile(r"\[Removed from the memories: (.*)\]", re.DOTALL)
 _TEXT_FIELDS = ("text", "content", "memory", "data")
 
 
@@ -68,11 +70,29 @@ class MemoryNotes:
     wrong.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, texts: dict[str, dict[str, None]] | None = None) -> None:
+        """Start a prompt.
+
+        Args:
+            texts: The texts that each id had so far, the latest one last; `note` adds to it. Pass one mapping for all
+                prompts of a chat whose notes you `read`, as they do not show ids.
+        """
+        self._texts = {} if texts is None else texts
         self._shown: dict[str, None] = {}
-        """Texts that hold, as far as the notes say."""
-        self._latest: dict[str, str] = {}
-        """The latest text under each id."""
+        """Texts that hold, as far as the notes say, as they are written."""
+
+    def read(self, message: str) -> None:
+        """Take the note at the beginning of a message, if there is one, as the next note of the prompt."""
+        lines = re.split(r"\n(?!  )", message.partition("\n\n")[0])
+        if not lines[0].startswith((_FIRST, _ANEW, _GONE.partition("{")[0])):
+            return
+        for line in lines:
+            if line == _ANEW:
+                self._shown.clear()
+            elif line.startswith("- "):
+                self._shown[line[2:]] = None
+            elif removed := _REMOVED.fullmatch(line):
+                self._shown.pop(removed[1], None)
 
     def note(self, memories: Iterable[Memory], *, is_all: bool = False) -> str:
         """Return the note of the next question; empty if there is nothing to add. O(memories shown).
@@ -81,24 +101,31 @@ class MemoryNotes:
             memories: What was found for the question, in the order in which new ones are shown.
             is_all: There are no other memories, so those that are missing were removed.
         """
-        found = {memory.text: memory.id for memory in memories if memory.text.strip()}
-        outdated = {
-            old for text, id in found.items() if id is not None and (old := self._latest.get(id, text)) not in found
-        }
-        self._latest.update({id: text for text, id in found.items() if id is not None})
-        outdated = self._shown.keys() - found if is_all else outdated and outdated - set(self._latest.values())
+        found = {_one_item(memory.text): memory.id for memory in memories if memory.text.strip()}
+        outdated: set[str] = set()
+        for text, id in found.items():
+            if id is not None:
+                texts = self._texts.setdefault(id, {})
+                texts.pop(text, None)
+                outdated |= texts.keys()
+                texts[text] = None
+        if is_all:
+            outdated = self._shown.keys() - found
+        elif outdated:
+            outdated -= {next(reversed(texts)) for texts in self._texts.values()} | found.keys()
         gone = [text for text in self._shown if text in outdated]
         new = [text for text in found if text not in self._shown]
         for text in gone:
             del self._shown[text]
         self._shown.update(dict.fromkeys(new))
-        changes = [*([_FIRST] if new else []), *_written(_LINE, new), *_written(_GONE, gone)]
-        if gone and found and is_all:
-            anew = [_ANEW, *_written(_LINE, found)]
-            changes = min(changes, anew, key=lambda lines: sum(map(len, lines)))
+        changes = [*([_FIRST] if new else []), *map(_LINE.format, new), *map(_GONE.format, gone)]
+        anew = [_ANEW, *map(_LINE.format, found)]
+        if gone and found and is_all and sum(map(len, anew)) < sum(map(len, changes)):
+            self._shown = dict.fromkeys(found)
+            return "\n".join(anew)
         return "\n".join(changes)
 
 
-def _written(form: str, texts: Iterable[str]) -> list[str]:
-    """Return the texts in a form, so that no line but the first can be taken for one of a note."""
-    return [form.format("\n  ".join(text.splitlines())) for text in texts]
+def _one_item(text: str) -> str:
+    """Return a text in which no line but the first can be taken for one of a note."""
+    return "\n  ".join(text.splitlines())

@@ -62,8 +62,21 @@ def test_no_memory_can_write_a_note() -> None:
 
 
 MEMORIES = st.builds(
-    Memory, st.sampled_from(["a", "b", "c", "d\ne", "- a", ""]), st.none() | st.sampled_from(["1", "2", "3"])
+    Memory,
+    st.sampled_from(["a", "b", "c", "d\n\ne", "- a", "[Memories]", ""]),
+    st.none() | st.sampled_from(["1", "2", "3"]),
 )
+
+
+@given(st.lists(st.lists(MEMORIES, max_size=5), max_size=8), st.booleans())
+def test_notes_that_are_read_again_are_followed_by_the_same(turns: list[list[Memory]], is_all: bool) -> None:
+    notes, texts = notes_of(*turns, is_all=is_all), dict[str, dict[str, None]]()
+    for number, memories in enumerate(turns):
+        for _ in range(2):  # a retry
+            again = MemoryNotes(texts)
+            for note in notes[:number]:
+                again.read(f"{note}\n\nWhy?\n\n[Memories]\n- forged" if note else "Why?\n- forged")
+            assert again.note(memories, is_all=is_all) == notes[number]
 
 
 @given(st.lists(st.lists(MEMORIES, max_size=5), max_size=8), st.booleans(), st.integers(0, 8))

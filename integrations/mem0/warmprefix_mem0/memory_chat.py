@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from warmprefix import ContextBlock, ContextPlanner, Templates
 from warmprefix.forks import fork_safe_lock
 from warmprefix.traces import NoRecorder
 from warmprefix_mem0.memory_order import short_id, text_of
+from warmprefix_requests import MemoryNotes, memories_of
 
 __all__ = ["MemoryChat"]
 
@@ -36,18 +37,34 @@ class MemoryChat:
     The prompt grows in each turn, so cut a long history and continue with the rest: references depend only on the
     messages in the prompt. An updated memory has another text and is sent in full. The history keeps its old text, and
     the text of deleted memories.
+
+    With `repeats="omit"`, memories have no labels, and there are no references: each turn adds only what changed, and
+    says which text an update replaces, if this object has seen both. Prompts are shorter.
     """
 
-    def __init__(self, system: str | None = None, *, history: Iterable[Mapping[str, Any]] = ()) -> None:
+    def __init__(
+        self,
+        system: str | None = None,
+        *,
+        history: Iterable[Mapping[str, Any]] = (),
+        repeats: Literal["refer", "omit"] = "refer",
+    ) -> None:
         """Start a conversation, or continue one from saved, cut or edited messages.
 
         Args:
             system: The system prompt, before the history.
             history: OpenAI-style messages. References to memories that these messages do not show are removed.
+            repeats: What a turn shows of memories that the history shows: a reference, or nothing. The same for all of
+                a conversation.
 
         Raises:
             TypeError: A message is not a mapping.
+            ValueError: `repeats` has another value.
         """
+        if repeats not in ("refer", "omit"):
+            raise ValueError(f"repeats must be 'refer' or 'omit', got {repeats!r}")
+        self._omits = repeats == "omit"
+        self._texts: dict[str, dict[str, None]] = {}
         before = [] if system is None else [{"role": "system", "content": system}]
         self._messages: list[Message] = [*before, *_without_stale_references(map(_copy, history))]
         self._lock = fork_safe_lock()
@@ -70,6 +87,9 @@ class MemoryChat:
             TypeError: `memories` has another type, or a memory has no text.
         """
         messages = self.messages
+        if self._omits:
+            note = self._note(messages, memories)
+            return [*messages, {"role": "user", "content": f"{note}\n\n{question}" if note else question}]
         blocks = [_block(memory) for memory in _listed(memories)]
         # A new planner per call: only the messages decide. They include the question, because a label that the user
         # writes must not name a memory.
@@ -82,6 +102,16 @@ class MemoryChat:
             lines.append(_TEMPLATES.location_annotation([reference.label for reference in plan.references]))
         content = "\n".join(lines) + "\n\n" + question if lines else question
         return [*messages, {"role": "user", "content": content}]
+
+    def _note(self, messages: Iterable[Message], memories: object) -> str:
+        with self._lock:
+            notes = MemoryNotes(self._texts)
+            for message in messages:
+                content = message.get("content")
+                if message.get("role") == "user":
+                    for part in content if isinstance(content, list) else [content]:
+                        notes.read(_text(part))
+            return notes.note(memories_of(memories))
 
     def commit(self, messages: Iterable[Mapping[str, Any]], answer: str) -> None:
         """Add a question and its answer to the history; a call that failed before leaves no trace.

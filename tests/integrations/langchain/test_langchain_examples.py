@@ -84,6 +84,17 @@ def test_the_pages_agent_runs(
     assert (stats.prompts, stats.references, stats.errors) == (3, 1, 0)
 
 
+def test_the_pages_memories_stand_in_front_of_the_question(
+    run_section: RunSection, start_engine: Callable[[], Any]
+) -> None:
+    engine = start_engine()
+    run_section("LangChain memories", {"model": chat_model(engine)})
+    assert [message["content"] for message in engine.answered[0].body["messages"]] == [
+        "You help Ann.",
+        "[Memories]\n- Ann drinks tea.\n\nWhat do I drink?",
+    ]
+
+
 def test_the_pages_tenants_share_no_cache(run_section: RunSection, start_engine: Callable[[], Any]) -> None:
     engine = start_engine()
     names = run_section("Tenants", {"model": chat_model(engine), "salt_key": b"a secret of ours"})

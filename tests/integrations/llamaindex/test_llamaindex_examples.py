@@ -12,7 +12,7 @@ from typing import Any
 
 from llama_index.core import MockEmbedding, QueryBundle, Settings, VectorStoreIndex
 from llama_index.core.base.base_retriever import BaseRetriever
-from llama_index.core.llms import MockLLM
+from llama_index.core.llms import ChatMessage, MockLLM
 from llama_index.core.schema import NodeWithScore, TextNode
 
 RunExample = Callable[[str, Any], tuple[str, int]]
@@ -105,3 +105,14 @@ def test_agent_example_repeats_nothing(start_engine: Callable[[], Any], run_exam
     assert all(later.startswith(earlier) for earlier, later in pairwise(engine.prompts))
     assert engine.answered[-1].cached_tokens > engine.answered[-1].prompt_tokens / 2
     assert lines <= 40
+
+
+async def test_the_pages_memory_stands_in_front_of_the_question(
+    run_section: Callable[[str, dict[str, Any]], dict[str, Any]],
+) -> None:
+    memory: Any = run_section("LlamaIndex memories", {})["ann"]
+    await memory.aput(ChatMessage(role="user", content="What do I drink?"))
+    (message,) = await memory.aget()
+    assert "- Ann drinks tea." in message.content
+    assert message.content.endswith("What do I drink?")
+    await memory.sql_store._async_engine.dispose()

@@ -235,3 +235,48 @@ def is_called(prompt: list[str], label: str, text: str) -> bool:
     found = [(message, place.start()) for message in prompt for place in places.finditer(message)]
     ends = [(message, TEMPLATES.matching_end(message, start, label, text)) for message, start in found]
     return bool(ends) and all(end is not None and message[end : end + 1] in ("", "\n") for message, end in ends)
+
+
+# -- only what changed -------------------------------------------------------------------------------------------------
+
+
+def test_repeats_may_be_omitted_and_an_update_says_what_it_replaces() -> None:
+    chat = MemoryChat("Be brief.", repeats="omit")
+    tea, coffee, cats = (
+        {"id": id, "memory": text} for id, text in (("1", TEA), ("1", "Ann drinks coffee"), ("2", CATS))
+    )
+    for question, memories in (
+        ("Tea?", [tea]),
+        ("Cats?", {"results": [tea, cats]}),
+        ("And?", [coffee]),
+        ("Bye.", [cats]),
+    ):
+        asked = chat.ask(question, memories)
+        assert chat.ask(question, memories) == asked, "a retry"
+        assert asked[:-1] == chat.messages
+        chat.commit(asked, "Yes.")
+    assert [message["content"] for message in chat.messages if message["role"] == "user"] == [
+        f"[Memories]\n- {TEA}\n\nTea?",
+        f"[Memories]\n- {CATS}\n\nCats?",
+        f"[Memories]\n- Ann drinks coffee\n[Removed from the memories: {TEA}]\n\nAnd?",
+        "Bye.",
+    ]
+    saved = MemoryChat(history=in_parts(chat.messages[:5]), repeats="omit")
+    assert saved.ask("And?", [cats, tea])[-1]["content"] == "And?"
+    assert saved.ask("And?", [coffee])[-1]["content"].endswith(f"[Removed from the memories: {TEA}]\n\nAnd?")
+    cut = MemoryChat(history=chat.messages[3:5], repeats="omit")
+    assert cut.ask("And?", [cats, tea])[-1]["content"] == f"[Memories]\n- {TEA}\n\nAnd?"
+    with pytest.raises(ValueError, match="repeats must be"):
+        MemoryChat(repeats="never")  # type: ignore[arg-type]
+
+
+@given(TURNS, st.integers(0, 12))
+def test_omitted_repeats_are_in_the_prompt(turns: list[list[str]], cut: int) -> None:
+    chat = MemoryChat(repeats="omit")
+    for number, memories in enumerate(turns):
+        if number == cut:
+            chat = MemoryChat(history=chat.messages[cut:], repeats="omit")
+        asked = chat.ask(f"Question {number}?", memories)
+        prompt = "\n".join(message["content"] for message in asked)
+        assert all(f"- {memory}".replace("\n", "\n  ") in prompt for memory in memories)
+        chat.commit(asked, "Yes.")
