@@ -483,6 +483,22 @@ def test_sessions_stay_at_their_replica(emulators: list[EmulatorServer], gateway
     assert metric(gateway, "failures_total") == 0
 
 
+def test_memories_in_the_system_prompt_show_as_front(emulators: list[EmulatorServer], gateway_of: Make) -> None:
+    gateway = gateway_of(emulators[0].base_url)
+    history: list[Any] = []
+    for turn in range(5):
+        history.append(user(f"question {turn} " * 40))
+        system = {"role": "system", "content": f"Be brief. Memories: {list(range(turn, 40))}"}
+        asked = {"model": "warmprefix-emulator", "messages": [system, *history], "max_tokens": 4}
+        reply = send(gateway, "POST", CHAT, json.dumps(asked).encode())
+        history.append(reply.json["choices"][0]["message"])
+    assert metric(gateway, "sessions") == 1
+    front, total = metric(gateway, "uncached_tokens_total", cause="front"), metric(gateway, "prompt_tokens_total")
+    assert 0.4 * total < front < 0.7 * total
+    assert metric(gateway, "uncached_tokens_total", cause="cut") == 0
+    assert "behind a system prompt or tools that changed" in send(gateway, "GET", "/").body.decode()
+
+
 def test_repeated_results_are_references_unless_the_request_forbids_it(
     upstream: ScriptedUpstream, gateway_of: Make
 ) -> None:
