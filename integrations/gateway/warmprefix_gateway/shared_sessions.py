@@ -198,8 +198,7 @@ class SharedSessions:
             name = b"head:" + head.encode()
             cells[self._cell(party, name)] = self._sealed(party, name, bases)
         self._tables.write(f"{party}:sessions", cells)
-        if not parts.turn and (load := self._loads.get(session.tenant)) is not None:
-            self._tables.write(f"{party}:load", self._own_load(session.tenant, party, load))
+        self._write_load(session.tenant, party)
 
     def answered(self, session: Session, parts: PromptParts, base: str) -> None:
         """Write that a request of a session was answered; the book must have recorded it."""
@@ -210,6 +209,7 @@ class SharedSessions:
             if sent is not None:
                 cells = self._cells(session, parts, party, sent.tokens, sent.rate)
                 self._tables.write(f"{party}:sessions", cells)
+            self._write_load(session.tenant, party)  # else the request would count as in flight for too long
 
     @contextmanager
     def _tolerated(self) -> Iterator[None]:
@@ -234,7 +234,7 @@ class SharedSessions:
     # -- load
 
     def _exchange_load(self, tenant: str | None, party: str, *, is_needed: bool) -> None:
-        """Learn what the other gateways sent where, and write what this one did, now and then or if it is needed."""
+        """Learn what the other gateways sent where, now and then or if it is needed."""
         load, now = self._loads.use(tenant), self._clock()
         if load is None:
             self._loads.put(tenant, load := _TenantLoad(), tenant)
@@ -267,11 +267,16 @@ class SharedSessions:
             content = None if sender in lost else self._opened(party, b"load:" + sender, value)
             for base, *sent in content or ():
                 load.elsewhere[base] = load.elsewhere.get(base, ReplicaLoad()).plus(sent)
-        self._tables.write(table, {**dict.fromkeys(lost), **self._own_load(tenant, party, load)})
+        if lost:
+            self._tables.write(table, dict.fromkeys(lost))
+        self._write_load(tenant, party)
 
-    def _own_load(self, tenant: str | None, party: str, load: _TenantLoad) -> dict[bytes, bytes | None]:
-        own = [[base, *sent] for base, sent in self._upstreams.exchange_load(tenant, load.elsewhere).items()]
-        return {self._sender: self._sealed(party, b"load:" + self._sender, own)}
+    def _write_load(self, tenant: str | None, party: str) -> None:
+        """Count the load of other gateways, and write that of this one."""
+        load = self._loads.get(tenant)
+        own = self._upstreams.exchange_load(tenant, {} if load is None else load.elsewhere)
+        content = self._sealed(party, b"load:" + self._sender, [[base, *sent] for base, sent in own.items()])
+        self._tables.write(f"{party}:load", {self._sender: content})
 
     # -- cells
 
