@@ -86,6 +86,11 @@ class RedisTables:
             waiting.update(cells)
         self._start()
 
+    @property
+    def is_busy(self) -> bool:
+        """True while a round trip is under way."""
+        return self._task is not None
+
     async def aclose(self) -> None:
         """End what is under way, and close the connections of the running event loop."""
         if (task := self._task) is not None:

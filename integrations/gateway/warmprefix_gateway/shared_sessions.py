@@ -128,6 +128,11 @@ class SharedSessions:
         self._loads: FairLru[str | None, _TenantLoad] = FairLru()
         self._exchanges: set[asyncio.Task[None]] = set()
 
+    @property
+    def is_busy(self) -> bool:
+        """True while anything is read or written."""
+        return self._tables.is_busy
+
     async def aclose(self) -> None:
         for exchange in self._exchanges:
             exchange.cancel()
