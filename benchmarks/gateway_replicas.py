@@ -169,8 +169,10 @@ def main() -> None:
     print_table(header, [list(row.values()) for row in rows])
     if options.write:
         key = ["recordings", "engine", "placement"]
-        name, key = ("gateway_agreement", [*key, "at_once"]) if options.gateways else ("gateway_replicas", key)
-        write_rows(name, rows, key)
+        if options.gateways:
+            write_rows("gateway_agreement", rows, [*key, "at_once"])
+        else:
+            write_rows("gateway_replicas", rows, key)
 
 
 if __name__ == "__main__":
