@@ -17,7 +17,7 @@ from warmprefix.residency import EngineReport
 from warmprefix_gateway.applications import application_of
 from warmprefix_gateway.echo_watch import EchoedAnswer
 from warmprefix_gateway.gateway_options import GatewayOptions, References
-from warmprefix_gateway.http_messages import OF_ENGINES, RawHeaders, is_messages, upstream_headers
+from warmprefix_gateway.http_messages import OF_ENGINES, RawHeaders, betas_with, is_messages, upstream_headers
 from warmprefix_gateway.ledger import Ledger
 from warmprefix_gateway.metrics import GatewayMetrics
 from warmprefix_gateway.outgoing import AskedPrompt, Rules, outgoing, with_tenant_salt
@@ -204,7 +204,7 @@ class Office:
         return self.access.has_keys or self.options.upstream_key is not None
 
     def upstream_headers(
-        self, raw: RawHeaders, path: str, tenant: str | None, left_out: Collection[str]
+        self, raw: RawHeaders, path: str, tenant: str | None, left_out: Collection[str], beta: str | None = None
     ) -> MutableMapping[str, str]:
         """Return a client's headers for an upstream, with its key if there is one, and without `left_out`.
 
@@ -220,6 +220,8 @@ class Office:
         if (key := self.options.upstream_key) is not None:
             name, value = ("x-api-key", key) if is_messages(path) else ("Authorization", f"Bearer {key}")
             headers[name] = value
+        if beta is not None:
+            headers["anthropic-beta"] = betas_with(raw, beta)
         return headers
 
     async def ask(

@@ -14,7 +14,6 @@ from warmprefix_gateway.http_messages import (
     ClientAnswer,
     Send,
     answer_headers,
-    betas_with,
     error_body,
     reply,
 )
@@ -342,9 +341,8 @@ class PassedRequest:
             left_out = {"content-length"} if self._body.is_read else set()  # it may have changed
             if isinstance(data, bytes) and data is not self._unread:
                 left_out.add("content-encoding")  # the body goes out plain
-            headers = self._office.upstream_headers(scope["headers"], self._path, self._tenant, left_out)
-            if sent is not None and sent.beta is not None:
-                headers["anthropic-beta"] = betas_with(scope["headers"], sent.beta)
+            beta = None if sent is None else sent.beta
+            headers = self._office.upstream_headers(scope["headers"], self._path, self._tenant, left_out, beta)
             if self._asked is not None:
                 headers["Accept-Encoding"] = "identity"  # so that the usage can be read, and hidden
         except ValueError as error:

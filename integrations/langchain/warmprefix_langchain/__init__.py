@@ -13,6 +13,7 @@ from warmprefix_langchain.chain_step import context_prompt, context_reuse
 from warmprefix_langchain.compressor import ContextReuseCompressor
 from warmprefix_langchain.conversations import thread_conversation
 from warmprefix_langchain.document_retriever import ContextReuseRetriever
+from warmprefix_langchain.forks import fork_messages
 
 if TYPE_CHECKING:
     from warmprefix_langchain.memories import MemoryMiddleware
@@ -25,6 +26,7 @@ __all__ = [
     "MemoryMiddleware",
     "context_prompt",
     "context_reuse",
+    "fork_messages",
     "thread_conversation",
 ]
 
