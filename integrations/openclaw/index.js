@@ -40,6 +40,21 @@ export default {
         (api.logger?.warn ?? console.warn)(`warmprefix: ${text}`);
       }
     };
+    let isThere = false;
+    const ask = async (apiKey) => {
+      try {
+        const ids = await modelIds(gateway, apiKey);
+        isThere = true;
+        return ids;
+      } catch (error) {
+        isThere = false;
+        warn(`no gateway at ${gateway} (${error.message}), so its models are left out`);
+        return null;
+      }
+    };
+    // Without a gateway there is no model: OpenClaw takes a fallback at once, and does not try to connect for minutes.
+    const dynamicModel = (ctx) =>
+      isThere ? { ...model(ctx.modelId), provider: ID, api: "openai-completions", baseUrl: `${gateway}/v1` } : undefined;
     if (typeof api.registerProvider !== "function") {
       warn("this version of OpenClaw takes no providers from plugins");
       return;
@@ -53,24 +68,18 @@ export default {
       catalog: {
         order: "simple",
         run: async (ctx) => {
-          try {
-            const apiKey = ctx.resolveProviderApiKey?.(ID)?.apiKey ?? "none";
-            const ids = await modelIds(gateway, apiKey);
-            return {
-              provider: { baseUrl: `${gateway}/v1`, apiKey, api: "openai-completions", models: ids.map(model) },
-            };
-          } catch (error) {
-            warn(`no gateway at ${gateway} (${error.message}), so its models are left out`);
-            return null;
-          }
+          const apiKey = ctx.resolveProviderApiKey?.(ID)?.apiKey ?? "none";
+          const ids = await ask(apiKey);
+          return ids && {
+            provider: { baseUrl: `${gateway}/v1`, apiKey, api: "openai-completions", models: ids.map(model) },
+          };
         },
       },
-      resolveDynamicModel: (ctx) => ({
-        ...model(ctx.modelId),
-        provider: ID,
-        api: "openai-completions",
-        baseUrl: `${gateway}/v1`,
-      }),
+      prepareDynamicModel: async (ctx) => {
+        await ask(process.env.WARMPREFIX_API_KEY);
+        return dynamicModel(ctx);
+      },
+      resolveDynamicModel: dynamicModel,
       wrapStreamFn: (ctx) => {
         const inner = ctx.streamFn;
         if (!inner) {

@@ -147,7 +147,7 @@ def test_once_removed_nothing_is_left(servers_of: Callable[..., Servers], tmp_pa
     assert not servers.sent.requests
     arrived = servers.arrived.requests
     assert not any("x-warmprefix-application" in dict(request.headers) for request in arrived)
-    assert not any(b"ord for word the result" in request.content for request in arrived)
+    assert not any(b"ord for word the " in request.content for request in arrived)
 
 
 @each(agent for agent in PLUGGED if agent.program.name == "Hermes")
@@ -158,7 +158,7 @@ def test_hermes_makes_references_itself(
     agent.program.prepare(servers.home)
     ask(agent, servers, 3)
     requests = servers.arrived.requests
-    assert requests[-1].content.count(b"ord for word the result") >= 2
+    assert requests[-1].content.count(b"ord for word the ") >= 2
     assert len({dict(request.headers).get("x-session-id") for request in requests}) == 1
     assert keeps_prefixes(requests, requests)
 

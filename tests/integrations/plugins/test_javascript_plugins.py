@@ -53,10 +53,12 @@ plugin.register({ registerProvider: (given) => { provider = given; }, logger, pl
 plugin.register({ logger });  // another version of OpenClaw
 const catalog = await provider.catalog.run({ resolveProviderApiKey: () => ({ apiKey: "k" }) });
 await provider.catalog.run({});
+const named = { modelId: "new" };
+const dynamic = [await provider.prepareDynamicModel(named), provider.resolveDynamicModel(named)];
 const stream = provider.wrapStreamFn({ streamFn: (model, context, options) => options.headers });
 const headers = stream({}, {}, { sessionId: "main", headers: { a: "b" } });
 const unnamed = stream({}, {}, undefined);
-console.log(JSON.stringify({ catalog, headers, unnamed, warned, none: provider.wrapStreamFn({}) ?? null }));
+console.log(JSON.stringify({ catalog, dynamic, headers, unnamed, warned, none: provider.wrapStreamFn({}) ?? null }));
 """
 
 
@@ -92,6 +94,7 @@ def test_openclaw_has_the_gateways_models() -> None:
     provider = result["catalog"]["provider"]
     assert (provider["baseUrl"], provider["apiKey"]) == ("http://127.0.0.1:8080/v1", "k")
     assert [model["id"] for model in provider["models"]] == ["qwen"]
+    assert [(model["id"], model["baseUrl"]) for model in result["dynamic"]] == [("new", "http://127.0.0.1:8080/v1")] * 2
     named = {"x-session-id": "main", "x-warmprefix-application": "OpenClaw"}
     assert result["headers"] == {"a": "b", **named}
     assert result["unnamed"] == {"x-warmprefix-application": "OpenClaw"}
@@ -102,6 +105,7 @@ def test_openclaw_has_the_gateways_models() -> None:
 def test_without_a_gateway_openclaw_has_no_such_models_and_one_warning_says_so() -> None:
     result, _ = run(OPENCLAW, "absent")
     assert result["catalog"] is None
+    assert result["dynamic"] == [None, None]  # so that a fallback is taken at once
     assert len([text for text in result["warned"] if "no gateway at http://127.0.0.1:8080" in text]) == 1
 
 
