@@ -3,8 +3,9 @@
     python benchmarks/gateway_load.py [--requests 300] [--soak 100000] [--streams 500] [--gigabytes 1]
 
 A gateway runs in a process of its own between a client and an upstream that answers at once with canned bytes, so its
-process time is the added CPU. The bodies are agents' histories with some repeated tool results. `untouched` has a body
-that the gateway does not read. Only a run with the default options is written to `results/`.
+process time is the added CPU. The bodies are agents' histories with some repeated tool results. `growing` has sessions
+whose requests each add a call and its result, as agents send them; the other rows send one body again and again.
+`untouched` has a body that the gateway does not read. Only a run with the default options is written to `results/`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,9 @@ WORDS = ["prefix", "cache", "of", "the", "engine", "holds", "a", "block", "and",
 DEFAULTS = {"requests": 300, "soak": 100_000, "streams": 500, "gigabytes": 1.0}
 CHUNKS = 50
 SIZES = (("8 kB", 8_000, False), ("8 kB", 8_000, True), ("110 kB", 110_000, True), ("1 MB", 1_000_000, True))
+GROWING = (("8 kB", 8_000), ("110 kB", 110_000), ("1 MB", 1_000_000))
+TURNS = 20
+"""Requests of one growing session."""
 TICKS = os.sysconf("SC_CLK_TCK")
 PIECE = b"data: " + b"x" * 65_000 + b"\n\n"
 
@@ -53,6 +57,15 @@ def history(size: int) -> list[dict[str, Any]]:
         written += len(text) + 300
         number += 1
     return messages
+
+
+def growing(size: int, session: int) -> Iterator[bytes]:
+    """Yield the bodies of a session that grows to this many bytes by a call and its result at a time."""
+    messages = history(size)
+    messages[0] = {"role": "system", "content": f"This is session {session}."}
+    for turn in range(TURNS, -1, -1):
+        kept = messages[: max(len(messages) - 2 * turn, 2)]
+        yield json.dumps({"model": "m", "messages": kept, "stream": True}).encode()
 
 
 def chunk(text: str, reason: str | None = None) -> bytes:
@@ -138,6 +151,23 @@ async def measure(base: str, pid: int, options: argparse.Namespace) -> list[dict
                 spent = 1_000 * (cpu_seconds(pid) - before) / options.requests
                 what = f"{name} {'stream' if streams else 'plain'}{', untouched' if path == '/v1/other' else ''}"
                 rows.append({"what": what, "cpu_ms": round(spent, 2)})
+
+        for name, size in GROWING:
+            sessions = [growing(size, number) for number in range(max(options.requests // TURNS, 1))]
+            for session in sessions:
+                await send("/v1/chat/completions", next(session))  # the first one is not a growing session yet
+            before, left, count = cpu_seconds(pid), iter(sessions), 0
+
+            async def grow(left: Iterator[Iterator[bytes]] = left) -> None:
+                nonlocal count
+                for session in left:
+                    for body in session:
+                        await send("/v1/chat/completions", body)
+                        count += 1
+
+            await asyncio.gather(*[grow() for _ in range(4)])
+            spent = 1_000 * (cpu_seconds(pid) - before) / count
+            rows.append({"what": f"{name} stream, growing", "cpu_ms": round(spent, 2)})
 
         body = json.dumps({"model": "m", "messages": history(8_000), "stream": True}).encode()
         await several(options.soak // 10, 16, lambda: send("/v1/chat/completions", body))
