@@ -225,17 +225,18 @@ def with_references(
     check: Callable[[], object] | None = None,
     earlier: StoredHistory | None = None,
     splice: Splicer = spliced,
+    rewriting: Callable[..., Rewritten] = rewrite,
 ) -> Processor:
     """Return a processor that puts references in place of repeated results of tools; see `rewrite`.
 
     They take the place of the texts' own bytes, as `splice` puts them there. With `earlier`, the request always has
-    `rewritten`. O(bytes).
+    `rewritten`. `rewriting` returns what `rewrite` does. O(bytes).
     """
 
     def process(request: OutgoingRequest) -> OutgoingRequest | None:
         if request.route == "completions":
             return None
-        rewritten = rewrite(request.route, request.body, keep_tools=keep_tools, check=check, earlier=earlier)
+        rewritten = rewriting(request.route, request.body, keep_tools=keep_tools, check=check, earlier=earlier)
         if not rewritten.references:
             return None if earlier is None else replace(request, rewritten=rewritten)
         return replace(with_texts(request, rewritten, splice), rewritten=rewritten)

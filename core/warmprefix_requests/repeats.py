@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from warmprefix_requests.echoes import Echoes
@@ -16,6 +16,7 @@ from warmprefix_requests.prompts import (
     RewriteRoute,
     hides_text,
     is_cut_elsewhere,
+    items_name,
     tool_events,
 )
 from warmprefix_requests.splicing import nested
@@ -31,7 +32,7 @@ from warmprefix_requests.stored_history import (
 from warmprefix_requests.transcript import Transcript, shown_call
 from warmprefix_requests.wrappers import LEAST_CHARACTERS, REFERENCE, BareOutput, bare_output
 
-__all__ = ["Rewritten", "restored", "rewrite"]
+__all__ = ["KnownResults", "Rewritten", "known_results", "restored", "rewrite", "rewrite_behind"]
 
 _NUMBERED = re.compile(r"(.+), number (\d{1,9}) of such calls")
 
@@ -160,6 +161,65 @@ def _repeated_outputs(events: Iterable[MadeCall | GivenResult | HistoryCut]) -> 
 
 def _imitates(text: str) -> bool:
     return "ord for word the " in text and REFERENCE.fullmatch(bare_output(text).text) is not None
+
+
+class KnownResults(NamedTuple):
+    """What `rewrite` found in the beginning of a body. Immutable."""
+
+    signatures: frozenset[_Signature]
+    """Results with other signatures repeat none of its results."""
+    rewritten: Rewritten | None
+    """What `rewrite` returns for it, but for the body; None if that is not known."""
+
+
+def rewrite_behind(
+    route: RewriteRoute, body: Mapping[str, Any], known: KnownResults | None, begin: int
+) -> Rewritten | None:
+    """Return what `rewrite` does, if nothing behind the first messages is repeated; None if that must be asked."""
+    if known is None or known.rewritten is None or hides_text(body) or is_cut_elsewhere(body):
+        return None
+    signatures = set(known.signatures)
+    for event in _events_of(route, body, begin, None):
+        if isinstance(event, HistoryCut):
+            return None
+        if isinstance(event, GivenResult) and event.text is not None:
+            output = bare_output(event.text)
+            signature = _signature(output)
+            if signature in signatures or REFERENCE.fullmatch(output.text):
+                return None
+            signatures.add(signature)
+    return known.rewritten._replace(body=_with_texts(body, known.rewritten.texts))
+
+
+def known_results(
+    route: RewriteRoute,
+    body: Mapping[str, Any],
+    rewritten: Rewritten,
+    known: KnownResults | None,
+    begin: int,
+    end: int,
+) -> KnownResults:
+    """Return what is known of the first `end` messages of a body, from what is known of the first `begin`."""
+    new = [
+        _signature(bare_output(event.text))
+        for event in _events_of(route, body, begin if known else 0, end)
+        if isinstance(event, GivenResult) and event.text is not None
+    ]
+    signatures = known.signatures.union(new) if known else frozenset(new)
+    has_more = (
+        hides_text(body)
+        or is_cut_elsewhere(body)
+        or any(path[1] >= end for path in rewritten.texts)  # type: ignore[operator]
+        or any(isinstance(event, HistoryCut) for event in _events_of(route, body, end, None))
+    )
+    return KnownResults(signatures, None if has_more else rewritten._replace(body={}))
+
+
+def _events_of(
+    route: RewriteRoute, body: Mapping[str, Any], begin: int, end: int | None
+) -> Iterator[MadeCall | GivenResult | HistoryCut]:
+    name = items_name(route)
+    return tool_events(route, {name: body[name][begin:end]})
 
 
 class _RewrittenPrompt:

@@ -48,7 +48,6 @@ from warmprefix_requests import (
 from warmprefix_requests.marks import CacheMarker
 from warmprefix_requests.outgoing import route_of
 from warmprefix_requests.retention import RequestPriorities
-from warmprefix_requests.splicing import spliced
 
 try:
     import aiohttp
@@ -366,7 +365,7 @@ class Office:
                 check=check,
                 earlier=earlier,
                 context=read.context,
-                splice=spliced if grown is None else grown.spliced,
+                grown=grown,
                 tools=tools,
             )
         except (BodyRefusedError, AbandonedWorkError):

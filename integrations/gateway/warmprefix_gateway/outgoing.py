@@ -12,6 +12,7 @@ from warmprefix.plan import tenant_salt
 from warmprefix_gateway.gateway_options import References
 from warmprefix_gateway.reordering import FoundContext, Reordered, Reorderer
 from warmprefix_gateway.sessions import PromptParts, Session
+from warmprefix_gateway.shared_beginnings import GrownRequest
 from warmprefix_gateway.tenant_bodies import BodyRefusedError
 from warmprefix_gateway.turn_records import FoundTurn
 from warmprefix_requests import (
@@ -27,9 +28,8 @@ from warmprefix_requests import (
     with_usage,
 )
 from warmprefix_requests.marks import CacheMarker
-from warmprefix_requests.outgoing import Splicer
 from warmprefix_requests.retention import RequestPriorities
-from warmprefix_requests.splicing import spliced, survives
+from warmprefix_requests.splicing import survives
 
 __all__ = ["AskedPrompt", "Rules", "outgoing", "with_tenant_salt"]
 
@@ -78,14 +78,14 @@ def outgoing(
     check: Callable[[], object] | None = None,
     earlier: StoredHistory | None = None,
     context: FoundContext | None = None,
-    splice: Splicer = spliced,
+    grown: GrownRequest | None = None,
     tools: SteadyTools | None = None,
 ) -> tuple[OutgoingRequest, Reordered | None]:
     """Return what to send for a call. O(bytes). `check` is called on the way; what it raises ends the work.
 
     `earlier` is the history that its upstream keeps, as for `warmprefix_requests.rewrite`. `context` is the one that
-    the reorderer found in it, if it was asked before. `splice` puts references in their places. `tools` are those to
-    send in place of the call's.
+    the reorderer found in it, if it was asked before. `grown` is the call with what is known of its beginning. `tools`
+    are those to send in place of the call's.
 
     The client's own bytes stay where nothing is rewritten. Of what is added, the usage and the marks are optional; a
     tenant's salt is not.
@@ -94,8 +94,9 @@ def outgoing(
         BodyRefusedError: The client's salt could not be replaced.
     """
     processors: list[Processor] = []
+    refer = with_references if grown is None else grown.with_references
     if rules.references != "off":
-        processors.append(with_references(rules.keep_tools, check, earlier, splice))
+        processors.append(refer(rules.keep_tools, check, earlier))
     if tools is not None:
         processors.append(with_tools(tools))  # behind the references, which know the places in the client's own bytes
     if tenant is not None and rules.profile.isolation is not None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
 
 from warmprefix.fair_lru import FairLru
 from warmprefix_gateway.sessions import PromptParts, front_parts
+from warmprefix_requests import StoredHistory, with_references
 from warmprefix_requests.beginnings import NOTHING, Beginning, ReadBody, read_body
-from warmprefix_requests.prompts import Path, canonical_messages
+from warmprefix_requests.outgoing import Processor
+from warmprefix_requests.prompts import Path, RewriteRoute, canonical_messages
+from warmprefix_requests.repeats import KnownResults, Rewritten, known_results, rewrite, rewrite_behind
 from warmprefix_requests.splicing import spliced
 
 __all__ = ["GrownRequest", "SharedBeginning", "SharedBeginnings"]
@@ -18,7 +21,7 @@ _LATEST = 4
 _STEP = 8_192
 """Bytes; a shorter beginning is read again."""
 _SAMPLE = 32
-_BYTES_PER_PART = 200
+_BYTES_PER_PART = 600
 _LARGEST_SHARE = 4
 """One beginning may take this part of the memory for all."""
 
@@ -32,6 +35,7 @@ class SharedBeginning(NamedTuple):
     """What went out for it."""
     texts: Mapping[Path, str]
     """The new texts in that, such as references."""
+    results: KnownResults | None
 
     @property
     def size(self) -> int:
@@ -60,6 +64,7 @@ class GrownRequest:
         self.parts = self._parts.followed_by(canonical_messages(route, read.body, self._items))
         """What `prompt_parts` returns for the body."""
         self._sent: tuple[bytes, Mapping[Path, str]] | None = None
+        self._results: KnownResults | None = None
         self._is_refuted = False
 
     @classmethod
@@ -72,6 +77,23 @@ class GrownRequest:
         assert route is not None
         read = read_body(route, content, NOTHING if known is None else known.read, strictly=strictly)
         return None if read is None else cls(route, content, read, known)
+
+    def with_references(
+        self, keep_tools: Collection[str], check: Callable[[], object] | None, earlier: StoredHistory | None
+    ) -> Processor:
+        """Return a processor as `with_references` does."""
+        return with_references(keep_tools, check, earlier, self.spliced, self.rewritten)
+
+    def rewritten(
+        self, route: RewriteRoute, body: Mapping[str, Any], *, earlier: StoredHistory | None = None, **options: Any
+    ) -> Rewritten:
+        """Return what `rewrite` returns; of the request's own body, only new results are looked at if all are new."""
+        if body is not self.body or earlier is not None:
+            return rewrite(route, body, earlier=earlier, **options)
+        known, first = None if self._known is None else self._known.results, len(self._read.known.items)
+        made = rewrite_behind(route, body, known, first) or rewrite(route, body, **options)
+        self._results = known_results(route, body, made, known, first, self._items)
+        return made
 
     def spliced(self, content: bytes, texts: Mapping[Path, str]) -> bytes:
         """Return what `spliced` returns; of the request's own content, the known beginning is not read again."""
@@ -95,7 +117,7 @@ class GrownRequest:
             return self._known
         read = self._read.beginning(self._items)
         sent, texts = self._sent or (read.content, {})
-        return SharedBeginning(read, self._parts, sent, texts)
+        return SharedBeginning(read, self._parts, sent, texts, self._results)
 
 
 class SharedBeginnings:
