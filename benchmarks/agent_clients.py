@@ -6,8 +6,10 @@
 4 kB, reads it again, shows it with `cat` and reads another one; is asked whether it is sure, and reads again; compares
 both, shows one and reads the other. Its model is the emulator, which follows a script. The session runs once through
 the gateway, between recorders. What the agent sent is then replayed in the same order, byte for byte with its headers,
-to fresh engines: directly, through the gateway, and to three engines in turn and through the gateway. So all figures
-of an agent are of the same requests. `differences` counts requests that, with references restored, are not what was
+to fresh engines: directly, through the gateway, and to three engines in turn and through the gateway. So these figures
+are of the same requests. `plugin` is another run, with the plugin of this project installed: behind the gateway, but
+for Hermes, whose plugin makes the references in the agent itself. `plugin_3` has the gateway and three engines in each
+case. `differences` counts requests that, with references restored, are not what was
 sent; `keeps_prefixes` is true if no prompt shares fewer messages with the one before than those that were sent.
 """
 
@@ -21,11 +23,13 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from client_plugins import GATEWAY, PLUGGED
 from client_programs import AGENTS, ANSWER, LAND, QUESTIONS, SEA, AgentProgram, Home, session_script
 from client_wire import RecordedRequest, Recorder, RoundRobin, differences, keeps_prefixes, served
 from common import print_table
@@ -40,8 +44,13 @@ REFERENCE = "ord for word the"
 _HOP_HEADERS = ("host", "content-length", "connection", "accept-encoding", "transfer-encoding")
 
 
-def recorded_session(agent: AgentProgram, command: Path) -> tuple[list[RecordedRequest], list[RecordedRequest]]:
-    """Run an agent's session through the gateway; return its requests as they were sent, and as they arrived."""
+def recorded_session(
+    agent: AgentProgram, command: Path, *, has_plugin: bool = False
+) -> tuple[list[RecordedRequest], list[RecordedRequest]]:
+    """Run an agent's session; return its requests as the gateway got them, and as they arrived.
+
+    With a plugin, the agent's base URL is the engine's, and the plugin knows the gateway.
+    """
     home = Path(tempfile.gettempdir()) / "warmprefix-agent-clients" / agent.name.replace(" ", "-")
     shutil.rmtree(home, ignore_errors=True)
     one, other = home / "work" / "sea.txt", home / "work" / "land.txt"
@@ -50,14 +59,12 @@ def recorded_session(agent: AgentProgram, command: Path) -> tuple[list[RecordedR
     other.write_text(LAND)
     script = home / "script.json"
     script.write_text(json.dumps(session_script(agent, one, other)))
-    config = EmulatorConfig(
-        kv_blocks=40_000, prefill_rate=math.inf, base_ttft_ms=0, decode_rate=math.inf, script=script
-    )
-    arrived = Recorder(create_app(config))
+    arrived = Recorder(create_app(replace(CONFIG, script=script)))
     with served(arrived) as upstream:
         sent = Recorder(Gateway(GatewayOptions((f"{upstream}/v1",))))
         with served(sent) as url:
-            place = Home(home, f"{url}/v1", config.model)
+            variables = {GATEWAY: url} if has_plugin else {}
+            place = Home(home, f"{upstream if has_plugin else url}/v1", CONFIG.model, variables)
             agent.prepare(place)
             for turn, question in enumerate(QUESTIONS):
                 printed = agent.ask(place, command, question, turn > 0)
@@ -105,11 +112,25 @@ def measured(agent: AgentProgram, command: Path) -> dict[str, object]:
         "direct": direct,
         "gateway": through,
         "saved_percent": round(100 * (1 - through / direct), 1),
+        **_with_plugin(agent, command),
         "round_robin_3": computed(sent, REPLICAS, gateway=False)[1],
         "gateway_3": computed(sent, REPLICAS, gateway=True)[1],
         "references": max(json.dumps(request.body).count(REFERENCE) for request in arrived),
         "differences": differences(sent, arrived),
         "keeps_prefixes": keeps_prefixes(sent, arrived),
+    }
+
+
+def _with_plugin(agent: AgentProgram, command: Path) -> dict[str, object]:
+    """Return what an agent with its plugin computes: behind the gateway, or alone if it works in the agent."""
+    plugged = next((plugged for plugged in PLUGGED if plugged.program.name == agent.name), None)
+    if plugged is None:
+        return {"plugin": None, "plugin_3": None}
+    sent, arrived = recorded_session(plugged.program, command, has_plugin=True)
+    requests = sent if plugged.uses_gateway else arrived
+    return {
+        "plugin": computed(requests, 1, gateway=plugged.uses_gateway)[1],
+        "plugin_3": computed(requests, REPLICAS, gateway=True)[1],
     }
 
 

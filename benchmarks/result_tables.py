@@ -43,6 +43,7 @@ def tables() -> dict[str, str]:
         "gateway": gateway(read_rows("gateway_replicas")),
         "steady": steady(read_rows("steady_tools")),
         "forks": forks(read_rows("steady_tools")),
+        "clients": clients(read_rows("agent_clients")),
         "plugins": plugins(read_rows("plugin_hit_ratio")),
         "recorded": recorded(read_rows("recorded_conversations_counts"), read_rows("recorded_conversations_turns")),
         "models": models(read_rows("models")),
@@ -190,6 +191,16 @@ def windows(rows: Sequence[Row]) -> str:
         gains = [fmean(row["window_percent"][size] for row in found) - fmean(alone) for size in sizes]
         lines.append([title, f"{fmean(alone):.1f}", *(f"{gain:+.1f}" for gain in gains)])
     return table(["cache, tokens", "one by one", *(f"windows of {size}" for size in sizes)], lines)
+
+
+def clients(rows: Sequence[Row]) -> str:
+    engines = ("direct", "gateway", "plugin", "round_robin_3", "gateway_3", "plugin_3")
+    lines = []
+    for row in rows:
+        counts = ["-" if row[name] is None else f"{row[name]:,}" for name in engines]
+        lines.append([row["client"], *counts, f"{-row['saved_percent']:.1f} %", str(row["references"])])
+    header = "agent|direct|gateway|plugin|3 engines in turn|3, gateway|3, plugin|gateway, one engine|references"
+    return table(header.split("|"), lines)
 
 
 def gateway(rows: Sequence[Row]) -> str:
