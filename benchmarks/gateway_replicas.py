@@ -170,7 +170,7 @@ def main() -> None:
     if options.write:
         key = ["recordings", "engine", "placement"]
         if options.gateways:
-            write_rows("gateway_agreement", rows, [*key, "at_once"])
+            write_rows("gateway_replicas_agreement", rows, [*key, "at_once"])
         else:
             write_rows("gateway_replicas", rows, key)
 
