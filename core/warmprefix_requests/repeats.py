@@ -280,10 +280,13 @@ class _RewrittenPrompt:
             return text, None
         keys = _Keys(self._key(text), None if output is None else self._key(output.text))
         bare = None if output is None or keys.output is None else (keys.output, _size(output.text))
-        reference = self._transcript.keyed(result.call_id, keys.text, _size(text), bare)
-        may_change = result.call_id not in self._kept and len(text) >= LEAST_CHARACTERS
+        reference = None
+        if len(text) >= LEAST_CHARACTERS:
+            reference = self._transcript.keyed(result.call_id, keys.text, _size(text), bare)
+        else:  # no source either: only an imitation in this body, maybe a later one, lets it come so far
+            self._transcript.skip(result.call_id)
         output = output or BareOutput("", text, "")
-        if reference is not None and may_change and self._has_room(reference, text):
+        if reference is not None and result.call_id not in self._kept and self._has_room(reference, text):
             whole = REFERENCE.fullmatch(reference)
             sent = reference if whole is not None and whole[1] == "result" else output.with_text(reference)
             if _size(sent) < _size(text) and self._is_undone(sent, text, output, keys):

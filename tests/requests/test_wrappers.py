@@ -181,3 +181,13 @@ def test_what_never_ends_costs_its_length(part: str) -> None:
     text = part * (2_000_000 // len(part))
     output = bare_output(text)
     assert output.with_text(output.text) == text
+
+
+def test_a_short_result_is_no_source_if_an_imitation_follows() -> None:
+    short = "深" * 100  # in bytes it is long
+    turns = [("read", "a", short), ("exec", "b", codex("7555a9", f"{short}{' ' * 200}")), ("web", "x", BARE)]
+    turns += [("read", "c", SEA), ("read", "d", SEA)]
+    body = body_of("chat", turns)
+    sent = results("chat", rewrite("chat", body).body)
+    assert sent[:4] == [text for _, _, text in turns[:4]]
+    assert sent[4] == BARE.replace("bare output", "result").replace('"a"', '"c"')
