@@ -74,6 +74,7 @@ REQUIREMENTS = {
     "hermes": ["hermes-agent==0.19.0"],
     "litellm": ["litellm==1.109.1"],
     "pageindex": ["pageindex==0.4.7"],
+    "open-webui": ["-e", ".", "torch", "open-webui==0.12.4"],
 }
 OPTIONAL = {"everything": ["-e", ".[local]", "--group", "engine"], "litellm": ["litellm[proxy]==1.109.1"]}
 """What an environment has where the package index offers it; its tests are skipped elsewhere."""
@@ -88,12 +89,13 @@ SIZES = {
     "hermes": ": downloads packages that take 250 MB of disk",
     "litellm": ": downloads packages that take 400 MB of disk",
     "pageindex": ": downloads packages that take 400 MB of disk",
+    "open-webui": ": downloads packages that take 3 GB of disk",
 }
 """What `environment` prints of large downloads, and of the demo's, which is small."""
 CLIENTS = ("node", "hermes", "litellm", "pageindex")
 """Environments of applications whose requirements contradict each other; the tests of `clients` start them."""
 TESTED = [name for name in REQUIREMENTS if name not in ("demo", "demo-model", "together", *CLIENTS)]
-LARGE = ("clients",)
+LARGE = ("clients", "open-webui")
 """Environments that `test --all` uses only if they are named."""
 NODE_CLIENTS = {
     "opencode-ai@1.18": "opencode-ai/postinstall.mjs",
@@ -252,6 +254,10 @@ def all_checks(name: str, options: list[str]) -> Iterator[Check]:
         install_clients()
         files = ["tests/outside/applications.py", "tests/outside/plugins.py"]
         yield "applications and plugins", [environment(name), "-m", "pytest", "-q", *files, *options]
+        return
+    if name == "open-webui":
+        environment(name)
+        yield "Open WebUI", [environment("clients"), "-m", "pytest", "-q", "tests/outside/open_webui.py", *options]
         return
     if name == "kernels":
         folders = [ROOT / "kernels", ROOT / "tests/kernels"]

@@ -1,1 +1,1 @@
-"""Plugins that applications load by name: Hermes Agent by an entry point, LiteLLM by a callback."""
+"""Plugins that applications load by name: Hermes Agent by an entry point, LiteLLM a callback, Open WebUI a function."""
