@@ -33,12 +33,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         browser = Browser(program, Path(folder))
         try:
+            arms = list(measured(browser, Path(folder)))
             rows = [
-                {**arm._asdict(), "cached_percent": round(100 * arm.cached_tokens / arm.prompt_tokens, 1)}
-                for arm in measured(browser, Path(folder))
+                {
+                    **arm._asdict(),
+                    "wrong": len(arm.wrong),
+                    "cached_percent": round(100 * arm.cached_tokens / arm.prompt_tokens, 1),
+                }
+                for arm in arms
             ]
         finally:
             browser.close()
+    print(*[answer for arm in arms for answer in arm.wrong], sep="\n")
     print_table(list(rows[0]), [list(row.values()) for row in rows])
     if options.write:
         write_rows("open_webui", rows, ["installed"])
