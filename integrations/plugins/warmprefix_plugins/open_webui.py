@@ -38,7 +38,7 @@ class _Source(NamedTuple):
     end: int
 
 
-class _Place(NamedTuple):
+class _TextPlace(NamedTuple):
     """A text of a message, in the object that holds it."""
 
     holder: Any
@@ -182,7 +182,7 @@ def _key(metadata: Mapping[str, Any]) -> tuple[str, str]:
     return str(metadata.get("chat_id") or ""), str(metadata.get("message_id") or "")
 
 
-def _places(body: Mapping[str, Any]) -> Iterator[_Place]:
+def _places(body: Mapping[str, Any]) -> Iterator[_TextPlace]:
     """Yield the texts in which Open WebUI puts sources: the system prompts, and the last message of the user."""
     messages = body.get("messages")
     if not isinstance(messages, list):
@@ -193,10 +193,10 @@ def _places(body: Mapping[str, Any]) -> Iterator[_Place]:
             opens = not any(other.get("role") == "assistant" for other in messages[:number])
             content = message.get("content")
             if isinstance(content, str):
-                yield _Place(message, "content", messages[:number], opens)
+                yield _TextPlace(message, "content", messages[:number], opens)
             for at, part in enumerate(content if isinstance(content, list) else ()):
                 if isinstance(part.get("text"), str):
-                    yield _Place(part, "text", [messages[:number], content[:at]], opens)
+                    yield _TextPlace(part, "text", [messages[:number], content[:at]], opens)
 
 
 def _sources(text: str, given: Sequence[Mapping[str, Any]]) -> list[_Source]:
