@@ -412,6 +412,11 @@ class Office:
         takes = engine.takes_salt(route)
         return not is_refused if takes is None else takes
 
+    def chosen(self, asked: AskedPrompt | None, upstream: str) -> None:
+        """Let other gateways know which upstream a request goes to."""
+        if asked is not None and self.shared is not None:
+            self.shared.sent(asked.session, asked.parts, upstream)
+
     def _count_context(self, outcome: Outcome) -> None:
         self.metrics.contexts.labels(outcome).inc()
         if outcome == "numbered" and not self._is_warned:

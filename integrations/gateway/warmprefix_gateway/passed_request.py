@@ -252,8 +252,7 @@ class PassedRequest:
                 self._route = upstreams.route(asked.session, asked.parts, size // 4, self._only)
                 base = self._route.replica
             if await self._office.separates(base, self._tenant, route):
-                if asked is not None and self._office.shared is not None:
-                    self._office.shared.sent(asked.session, asked.parts, base)
+                self._office.chosen(asked, base)
                 return base
             self._abandon()
             self._tried.add(base)
