@@ -4,11 +4,13 @@ r"""What references to repeated tool results save in recorded agent sessions, an
     git clone --depth 1 https://github.com/lgetter/swe-agent-trajectory-analysis
     git clone --depth 1 https://github.com/piyushhhxyz/vorflux-swe-benchmarks
     git clone --depth 1 https://github.com/gruckion/mini-swe-agent
+    git clone --depth 1 https://github.com/EfficientContext/ClawTasks
     python benchmarks/agent_sessions.py tau-bench/historical_trajectories swe-agent-trajectory-analysis/trajs \
-        vorflux-swe-benchmarks/evaluation mini-swe-agent/swebench_results
+        vorflux-swe-benchmarks/evaluation mini-swe-agent/swebench_results ClawTasks/claw-tasks
 
 Each session is the last request of a recorded agent, as a body of chat completions; where the agent wrote its actions
-into its text, an action is a call and an observation its result. `saved` is in UTF-8 bytes of all messages, net of the
+into its text, an action is a call and an observation its result. ClawTasks has questions and documents, no sessions:
+there the agent reads each document that a question names. `saved` is in UTF-8 bytes of all messages, net of the
 references; `worst` is the session that saves least. Every body is restored, and compared with what it was: `wrong`
 counts those that differ, and those where the output for a beginning of the session is not the beginning of the output
 for all of it. `edits` counts the edits whose old text stood in one of the results, `lost` those for which no result
@@ -22,6 +24,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -64,6 +67,8 @@ def sessions_of(path: Path) -> Iterator[Messages]:
             yield list(acted(session["messages"], "content"))
         elif isinstance(session.get("trajectory"), list):
             yield list(called(session["trajectory"]))
+        elif isinstance(session.get("turns"), list):
+            yield list(asked(session["turns"], path.parents[2] / "data" / "workspace"))
 
 
 def acted(messages: Sequence[Mapping[str, Any]], action: str) -> Iterator[dict[str, Any]]:
@@ -90,6 +95,17 @@ def called(entries: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
             result = entry.get("result")
             text = result if isinstance(result, str) else json.dumps(result)
             yield {"role": "tool", "tool_call_id": f"call_{number}", "content": text}
+
+
+def asked(questions: Sequence[str], documents: Path) -> Iterator[dict[str, Any]]:
+    """Yield the messages of an agent that reads the documents which each question names."""
+    for turn, question in enumerate(questions):
+        yield {"role": "user", "content": question}
+        for number, name in enumerate(re.findall(r"[\w/.]+\.(?:txt|py)\b", question)):
+            id = f"call_{turn}_{number}"
+            yield call(id, "read", json.dumps({"path": name}), None)
+            yield {"role": "tool", "tool_call_id": id, "content": (documents / Path(name).name).read_text("utf-8")}
+        yield {"role": "assistant", "content": "Done."}
 
 
 def call(id: str, name: str, arguments: str, content: Any) -> dict[str, Any]:

@@ -26,6 +26,11 @@ _JSON_STRING = re.compile(r'"(?:output|content|text|stdout|result)"\s*:\s*(?=")'
 _MAX_AROUND_CHARACTERS = 256
 """Characters of JSON in front of an output, and behind it; with more, it is one of several."""
 
+_LINE_NUMBER = re.compile(r"\n *\d+[\t|→]")
+"""What Claude Code, Hermes and `cat -n` put in front of each line."""
+
+_MAX_NUMBER_CHARACTERS = 16
+
 _read = json.JSONDecoder().raw_decode
 _write = json.JSONEncoder(ensure_ascii=False).encode
 
@@ -50,6 +55,9 @@ class BareOutput(NamedTuple):
 def bare_output(result: str) -> BareOutput:
     r"""Return the output in a result. A result with a reference in its place has the same head and tail. O(characters).
 
+    The output of a result with numbered lines has no numbers, and `with_text` cannot return these: references may name
+    such a result, but take no place in it.
+
     >>> bare_output("Wall time: 0.0000 seconds\nOutput:\nThe sea is deep.\n")
     BareOutput(head='Wall time: 0.0000 seconds\nOutput:\n', text='The sea is deep.', tail='\n', is_json=False)
     """
@@ -59,6 +67,9 @@ def bare_output(result: str) -> BareOutput:
         found = _in_json(result, begin)
         if found is not None:
             return found
+    plain = _without_numbers(result[begin:])
+    if plain is not None:
+        return BareOutput("", plain, "")
     text = result[begin:].rstrip()
     end = begin + len(text)
     text = text.lstrip()
@@ -74,6 +85,9 @@ def _in_json(result: str, begin: int) -> BareOutput | None:
             value, end = _read(result, name.end())
         except ValueError:
             return None
+        plain = _without_numbers(value)
+        if plain is not None and len(plain) >= LEAST_CHARACTERS and len(result) - end < _MAX_AROUND_CHARACTERS:
+            return BareOutput("", plain, "")
         text = value.rstrip()
         trailing = value[len(text) :]
         text = text.lstrip()
@@ -85,6 +99,16 @@ def _in_json(result: str, begin: int) -> BareOutput | None:
             head = result[: name.end() + 1] + _json_characters(leading)
             return BareOutput(head, text, _json_characters(trailing) + result[end - 1 :], is_json=True)
     return None
+
+
+def _without_numbers(text: str) -> str | None:
+    """Return a text without the numbers of its lines; None if not all lines have one."""
+    if _LINE_NUMBER.match(f"\n{text[:_MAX_NUMBER_CHARACTERS].lstrip()}") is None:
+        return None
+    text = "\n" + text.strip("\n")
+    plain, numbers = _LINE_NUMBER.subn("\n", text)
+    plain = plain.strip()
+    return None if numbers < text.count("\n") or REFERENCE.fullmatch(plain) else plain
 
 
 def _json_characters(text: str) -> str:

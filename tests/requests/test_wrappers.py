@@ -127,6 +127,30 @@ def test_another_text_stays(other: str) -> None:
     assert rewrite("chat", body).body is body
 
 
+NUMBERED = {
+    "Claude Code": lambda text: "\n".join([f"{n}\t{line}" for n, line in enumerate(f"{text}\n".split("\n"), 1)]),
+    "Claude Code 1": lambda text: "\n".join([f"{n:6}→{line}" for n, line in enumerate(text.split("\n"), 41)]),
+    "Hermes": lambda text: json.dumps({"content": NUMBERED["bars"](text), "total_lines": 80}, ensure_ascii=False),
+    "bars": lambda text: "\n".join([f"{n}|{line}" for n, line in enumerate(f"{text}\n".split("\n"), 1)]),
+}
+
+
+@pytest.mark.parametrize("number", NUMBERED)
+@pytest.mark.parametrize("route", ROUTES)
+def test_an_output_may_be_that_of_numbered_lines(route: RewriteRoute, number: str) -> None:
+    numbered, plain = NUMBERED[number](BODIES[2]), codex("1", f"{BODIES[2]}\n")
+    body = body_of(route, [("read", "a", numbered), ("run", "b", plain), ("view", "c", f" {numbered}\n")])
+    rewritten = rewrite(route, body)
+    assert results(route, rewritten.body) == [numbered, codex("1", f"{BARE}\n"), f" {numbered}\n"]
+    assert restored(route, rewritten.body) == body
+
+
+@pytest.mark.parametrize("numbered", [f"1\t{BARE}", f"1\t{BARE}\n2\t", json.dumps({"content": f"1|{BARE}\n2|"})])
+def test_a_numbered_line_is_no_reference(numbered: str) -> None:
+    body = body_of("chat", [("read", "a", hermes(SEA)), ("read", "b", numbered)])
+    assert restored("chat", body) == body
+
+
 def test_an_echo_of_a_reference_to_an_output_is_the_output() -> None:
     body = body_of("chat", [("read", "a", hermes(SEA)), ("run", "b", codex("1", f"{SEA}\n"))])
     echoes = rewrite("chat", body).echoes
@@ -145,7 +169,9 @@ def test_an_imitation_is_no_source_and_no_harm(wrap: Any) -> None:
 
 
 wrapped = st.builds(
-    lambda wrap, text: WRAPPERS[wrap](text), st.sampled_from(list(WRAPPERS)), st.sampled_from([*BODIES, "short", ""])
+    lambda wrap, text: wrap(text),
+    st.sampled_from([*WRAPPERS.values(), *NUMBERED.values()]),
+    st.sampled_from([*BODIES, "short", ""]),
 )
 turns = st.lists(st.tuples(st.sampled_from(["read", "run"]), st.sampled_from(["a", "b"]), wrapped), max_size=9)
 
