@@ -127,7 +127,7 @@ def test_another_text_stays(other: str) -> None:
     assert rewrite("chat", body).body is body
 
 
-NUMBERED = {
+NUMBERED: dict[str, Any] = {
     "Claude Code": lambda text: "\n".join([f"{n}\t{line}" for n, line in enumerate(f"{text}\n".split("\n"), 1)]),
     "Claude Code 1": lambda text: "\n".join([f"{n:6}→{line}" for n, line in enumerate(text.split("\n"), 41)]),
     "Hermes": lambda text: json.dumps({"content": NUMBERED["bars"](text), "total_lines": 80}, ensure_ascii=False),
