@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import tracemalloc
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -210,3 +211,21 @@ def test_memory_is_bounded_and_fair() -> None:
     assert beginnings.find("small", "chat", growing(0)[1]) is not None
     beginnings.keep(tenant, "chat", known, None)
     assert beginnings.find(tenant, "chat", contents[1]) is None
+
+
+@pytest.mark.parametrize(
+    "value", ['{"a":' * 300 + "1" + "}" * 300, "[" * 300 + "]" * 300, '{"a":{},"b":[{"c":0}]}', '"漢"']
+)
+def test_a_beginning_takes_no_more_memory_than_it_counts(value: str) -> None:
+    message = f'{{"role": "user", "content": "q", "x": [{",".join([value] * (120_000 // len(value)))}]}}'
+    content = f'{{"messages": [{",".join([message] * 8)}]}}'.encode()
+    tracemalloc.start()
+    try:
+        request = GrownRequest.read("chat", content, None, strictly=False)
+        known = None if request is None else request.beginning()
+        del request
+        used, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert known is not None
+    assert used <= known.size
