@@ -186,7 +186,7 @@ def test_litellms_requests_to_the_gateway_name_the_session(named: dict[str, Any]
 
 
 def test_a_session_id_that_no_header_can_hold_is_left_out() -> None:
-    for session_id in ("", "a\r\nx: y", "é"):
+    for session_id in ("", "a\r\nx: y", "é", " a", "a ", " ", "a\n", "a" * 100_000):
         kwargs = {"api_base": "http://127.0.0.1:8080", "litellm_session_id": session_id}
         assert headers_of(kwargs) == {"x-warmprefix-application": "LiteLLM"}
 
