@@ -110,7 +110,7 @@ def steady_tools(
         body: As the application made it, with all messages. It is not changed.
         sent: The last result's `sent` of this conversation; None for its first request.
         mode: With `keep`, the application has to answer calls of tools that are gone, as it does with any unknown tool.
-            Tools that are gone are not declared where `tool_choice` demands a call.
+            Tools that are gone are not declared where `tool_choice` demands a call, nor if the API itself may run them.
 
     Returns:
         None if the list is left alone.
@@ -125,7 +125,7 @@ def steady_tools(
     if len(seen) > _MAX_TOOLS:
         seen = dict(bare)
     keeps = mode == "keep" and _choice(body) in (None, "auto", "none")
-    declared = list(seen.values()) if keeps else [tool for name, tool in seen.items() if name in now]
+    declared = [tool for name, tool in seen.items() if name in now or (keeps and _is_function(tool))]
     listed = _marked(declared, now)
     same = json.dumps(listed) == json.dumps(tools)
     new = SentTools(tuple(seen.values())) if sent is None else sent._replace(seen=tuple(seen.values()))
@@ -153,6 +153,11 @@ def tool_name(tool: object) -> str:
         if name := next((label for label in labels if isinstance(label, str) and label), None):
             return name
     return kind if isinstance(kind, str) and kind not in ("function", "custom") else ""
+
+
+def _is_function(tool: _Tool) -> bool:
+    """Return True if the application answers calls of a tool: others, such as web search, the API itself may run."""
+    return tool.get("type") in (None, "function", "custom")
 
 
 def _unmarked(tool: _Tool) -> _Tool:

@@ -86,6 +86,21 @@ def test_tools_that_are_gone_are_declared_only_on_demand(route: RewriteRoute) ->
 
 
 @pytest.mark.parametrize(
+    ("route", "builtin"),
+    [
+        ("responses", {"type": "web_search"}),
+        ("responses", {"type": "mcp", "server_label": "mail", "server_url": "http://mail/mcp", "authorization": "t"}),
+        ("messages", {"type": "web_fetch_20250910", "name": "web_fetch"}),
+    ],
+)
+def test_a_tool_that_the_api_itself_runs_is_never_kept(route: RewriteRoute, builtin: dict[str, Any]) -> None:
+    first = steady(body_of(route, [tool(route, "a"), builtin, tool(route, "b")]), None, "keep", route)
+    assert builtin in first.tools
+    second = steady(body_of(route, "a"), first.sent, "keep", route)
+    assert names(second.tools) == "ab"
+
+
+@pytest.mark.parametrize(
     "choice", ["required", {"type": "any"}, {"type": "tool", "name": "a"}, {"type": "allowed_tools"}]
 )
 def test_no_call_of_a_tool_that_is_gone_is_demanded(choice: object) -> None:
