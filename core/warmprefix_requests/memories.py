@@ -101,9 +101,10 @@ class MemoryNotes:
             memories: What was found for the question, in the order in which new ones are shown.
             is_all: There are no other memories, so those that are missing were removed.
         """
-        found = {_one_item(memory.text): memory.id for memory in memories if memory.text.strip()}
+        given = [(_one_item(memory.text), memory.id) for memory in memories if memory.text.strip()]
+        found = dict.fromkeys([text for text, _ in given])
         outdated: set[str] = set()
-        for text, id in found.items():
+        for text, id in given:  # several ids may have one text
             if id is not None:
                 texts = self._texts.setdefault(id, {})
                 texts.pop(text, None)
