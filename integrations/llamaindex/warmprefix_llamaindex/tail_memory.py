@@ -62,7 +62,10 @@ class TailMemory(Memory):
             texts = {name: text for name, content in contents.items() if (text := _text(content)) is not None}
             if len(texts) == len(contents):
                 sizes = [sum(map(self._estimate_token_count, parts)) for parts in (texts.values(), history)]
-                found[newest] = await self._truncate_memory_blocks(texts, *sizes)
+                kept = await self._truncate_memory_blocks(texts, *sizes)
+                # A block that has no text now was emptied; one that was cut or dropped for want of room says nothing.
+                emptied = dict.fromkeys(self._whole_blocks() - texts.keys(), "")
+                found[newest] = emptied | {name: text for name, text in texts.items() if kept.get(name) == text}
         if not found:
             return await super().aget(input, **block_kwargs)
         noted = await self._noted(history, found)
@@ -83,19 +86,21 @@ class TailMemory(Memory):
                     break
         return found
 
+    def _whole_blocks(self) -> set[str]:
+        """Return the names of the blocks that always return all that they have."""
+        kinds = FactExtractionMemoryBlock, StaticMemoryBlock
+        return {block.name for block in self.memory_blocks if isinstance(block, kinds)}
+
     async def _noted(self, history: Sequence[ChatMessage], found: Mapping[int, dict[str, str]]) -> list[ChatMessage]:
         messages = list(history)
         notes = {block.name: MemoryNotes() for block in self.memory_blocks}
-        whole = {
-            block.name
-            for block in self.memory_blocks
-            if isinstance(block, FactExtractionMemoryBlock | StaticMemoryBlock)
-        }
+        whole = self._whole_blocks()
         for place, texts in found.items():
             written: dict[str, Any] = {
                 name: note
                 for name in notes
-                if (note := notes[name].note(map(Remembered, _UNITS.split(texts.get(name, ""))), is_all=name in whole))
+                if name in texts
+                and (note := notes[name].note(map(Remembered, _UNITS.split(texts[name])), is_all=name in whole))
             }
             if written:
                 shown, _ = await self._format_memory_blocks(written)

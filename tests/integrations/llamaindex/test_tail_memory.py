@@ -170,6 +170,26 @@ def test_what_does_not_fit_begins_anew(memory_of: Any) -> None:
         assert all(shown.count(f"- Fact {other}.") <= 1 for other in range(9))
 
 
+@pytest.mark.parametrize("limit", [150, 100])
+def test_facts_that_do_not_fit_are_not_called_removed(memory_of: Any, limit: int) -> None:
+    facts = FactExtractionMemoryBlock(name="facts", llm=MockLLM(), facts=[TEA, CATS], priority=2)
+    other = Notes(found={f"{number}? " + "word " * 15: "long " * 200 for number in range(4)}, priority=1)
+    memory = memory_of(token_limit=limit, memory_blocks=[other, facts])
+    shown = ""
+    for number in range(4):
+        shown += "\n".join(texts(turn(memory, f"{number}? " + "word " * 15)))
+    assert "long" not in shown
+    assert "Removed" not in shown
+
+
+def test_facts_that_are_all_forgotten_are_removed(memory_of: Any) -> None:
+    facts = FactExtractionMemoryBlock(name="facts", llm=MockLLM(), facts=[TEA])
+    memory = memory_of(memory_blocks=[facts])
+    turn(memory, "Tea?")
+    facts.facts = []
+    assert f"[Removed from the memories: <fact>{TEA}</fact>]" in texts(turn(memory, "And?"))[-1]
+
+
 def test_a_history_that_is_replaced_has_only_its_own_notes(memory_of: Any) -> None:
     block = Notes(found={"Tea?": TEA, "Cats?": CATS, "And?": f"{TEA}\n\n{CATS}"})
     memory = memory_of(memory_blocks=[block])
