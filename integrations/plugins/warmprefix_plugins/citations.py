@@ -12,7 +12,7 @@ _FIRST, _LAST = 3_000, 9_999
 _CITATION = re.compile(r"\[(\d{4}(?:[,;] ?\d{4})*)\]")
 _BEGUN = re.compile(r"\[(?:\d{1,4}|\d{4}(?:[,;] ?\d{0,4})+)?\Z")
 """The beginning of what may become a citation."""
-_MOST_BEGUN = 64
+_MOST_BEGUN = 512
 
 
 def steady_numbers(sources: Sequence[str], text: str) -> list[int]:

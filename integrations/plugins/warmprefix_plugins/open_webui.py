@@ -19,8 +19,9 @@ from warmprefix_plugins.citations import Citations, steady_numbers
 __all__ = ["SourceFilter"]
 
 _LOG = logging.getLogger(__name__)
-_MOST_ANSWERS = 10_000
-"""Answers on their way at one time; the oldest is forgotten first, and then shows the numbers that the model writes."""
+_MOST_ANSWERS, _MOST_CHARACTERS = 10_000, 32_000_000
+"""Answers on their way at one time, and of their prompts' sources; the oldest is forgotten first, and then shows the
+numbers that the model writes."""
 _TEXTS = ("content", "reasoning_content", "reasoning")
 """Fields of a piece of an answer that a page shows."""
 
@@ -60,6 +61,10 @@ class _Answer:
     citations: Citations
     committed: bool = False
 
+    @property
+    def characters(self) -> int:
+        return len(self.before) + len(self.after)
+
 
 class SourceFilter:
     """Sends the sources of a retrieval in an order that the engine's prefix cache may hold already.
@@ -90,6 +95,8 @@ class SourceFilter:
             planner = ContextPlanner.from_url() if "WARMPREFIX_REDIS_URL" in os.environ else ContextPlanner()
         self.planner = planner
         self._answers: OrderedDict[tuple[str, str], _Answer] = OrderedDict()
+        self._characters = 0
+        """Of all answers."""
         self._lock = threading.Lock()
         self._has_warned = False
 
@@ -150,17 +157,29 @@ class SourceFilter:
         before = text[sources[0].begin : sources[-1].end]
         after = "\n".join([*[planned.render() for planned in plan.blocks], *filter(None, [plan.order_annotation])])
         citations = Citations({steady[source.name]: source.number for source in sources})
-        with self._lock:
-            self._answers[key] = _Answer(plan, before, after, citations)
-            oldest = self._answers.popitem(last=False)[1] if len(self._answers) > _MOST_ANSWERS else None
-        if oldest is not None and not oldest.committed:
-            self.planner.abandon(oldest.plan)
+        self._keep(key, _Answer(plan, before, after, citations))
         place.holder[place.key] = text[: sources[0].begin] + after + text[sources[-1].end :]
+
+    def _keep(self, key: tuple[str, str], answer: _Answer) -> None:
+        forgotten: list[_Answer] = []
+        with self._lock:
+            self._answers[key] = answer
+            self._characters += answer.characters
+            while len(self._answers) > 1 and (
+                len(self._answers) > _MOST_ANSWERS or self._characters > _MOST_CHARACTERS
+            ):
+                forgotten.append(self._answers.popitem(last=False)[1])
+                self._characters -= forgotten[-1].characters
+        for oldest in forgotten:
+            if not oldest.committed:
+                self.planner.abandon(oldest.plan)
 
     def _show(self, event: dict[str, Any], answer: _Answer) -> None:
         choices = event.get("choices")
         for choice in choices if isinstance(choices, list) else ():
             delta, ended = choice.get("delta"), choice.get("finish_reason") is not None
+            if ended and delta is None:  # what was kept back needs a place
+                delta = choice["delta"] = {}
             if isinstance(delta, dict):
                 for field in _TEXTS:
                     text = delta.get(field)

@@ -94,6 +94,32 @@ def test_every_passage_stays_and_its_citation_finds_it_again() -> None:
     assert reordered > 100
 
 
+@pytest.mark.parametrize("end", [{"delta": None}, {}, {"delta": {}}])
+def test_no_text_is_lost_at_the_end_whatever_its_piece_looks_like(end: dict[str, Any]) -> None:
+    filters, sources = SourceFilter(), [source_of(*PASSAGES[0]), source_of(*PASSAGES[1])]
+    metadata = about(sources)
+    filters.request(request(sources), __metadata__=metadata)
+    event: dict[str, Any] = {"choices": [{"delta": {"content": "So it is [40"}, "finish_reason": None}]}
+    assert filters.stream(event, __metadata__=metadata)["choices"][0]["delta"] == {"content": "So it is "}
+    event = {"choices": [{**end, "finish_reason": "stop"}]}
+    assert filters.stream(event, __metadata__=metadata)["choices"][0]["delta"] == {"content": "[40"}
+
+
+def test_a_list_of_many_citations_is_read_across_pieces() -> None:
+    citations = Citations({number: number - 3_999 for number in range(4_000, 4_030)})
+    pieces = ["[", *[f"{number}, " for number in range(4_000, 4_029)], "4029", "]"]
+    assert "".join(map(citations.shown, pieces)) == f"[{', '.join(map(str, range(1, 31)))}]"
+
+
+def test_the_texts_of_answers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("warmprefix_plugins.open_webui._MOST_CHARACTERS", 3_000)
+    filters, sources = SourceFilter(), [source_of("a.md", "a" * 400), source_of("b.md", "b" * 400)]
+    for number in range(9):
+        filters.request(request(sources), __metadata__=about(sources, str(number)))
+    assert [key[1] for key in filters._answers] == ["8"]
+    assert filters._characters == sum(answer.characters for answer in filters._answers.values()) < 3_000
+
+
 def test_a_document_has_one_number_in_every_prompt() -> None:
     filters = SourceFilter()
     seen = set()
