@@ -58,6 +58,7 @@ class RedisTables:
         self._reads: list[_Read] = []
         self._writes: dict[str, dict[bytes, bytes | None]] = {}
         self._task: asyncio.Task[None] | None = None
+        self._is_closed = False
 
     async def read(self, table: str, cells: Sequence[bytes] = ()) -> list[bytes | None] | None:
         """Return the values of cells, None for an empty one; None in all if there is no answer in time.
@@ -92,14 +93,15 @@ class RedisTables:
         return self._task is not None
 
     async def aclose(self) -> None:
-        """End what is under way, and close the connections of the running event loop."""
+        """End what is under way, and close the connections of the running event loop. Nothing is asked from then on."""
+        self._is_closed = True
         if (task := self._task) is not None:
             await asyncio.wait([task], timeout=self._patience)
             task.cancel()
         await self._clients.aclose()
 
     def _may_ask(self) -> bool:
-        return self._task is not None or self._breaker.admits()
+        return not self._is_closed and (self._task is not None or self._breaker.admits())
 
     def _key(self, table: str) -> str:
         name, _, kind = table.partition(":")

@@ -332,5 +332,21 @@ def test_the_load_of_a_gateway_that_is_gone_is_forgotten(redis_server: Server) -
         assert [client.hlen(key) for key in client.keys("wp:*:load")] == [1]
 
 
+def test_nothing_is_asked_after_the_end(redis_server: Server) -> None:
+    async def run() -> None:
+        tables = RedisTables(redis_server.url, patience=5)
+        tables.write("one:sessions", {b"a": b"1"})
+        assert await tables.read("one:sessions", [b"a"]) == [b"1"]
+        await tables.aclose()
+        tables.write("one:sessions", {b"a": b"2"})  # by a request that ends later than the gateway
+        assert await tables.read("one:sessions", [b"a"]) is None
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(run())
+    with redis_server.client() as client:
+        assert client.hgetall("wp:{one}:sessions") == {b"a": b"1"}
+        assert len(client.client_list()) == 1
+
+
 def fail(what: str, error: Exception) -> None:
     raise AssertionError(what) from error
