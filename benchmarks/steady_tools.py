@@ -169,9 +169,12 @@ def sub_agents(make: Callable[[int], list[Any]], model: str, shape: Shape, repli
                     messages = talk(8, shape, number)
                     name = f"parent {number}"
                     client = rng.choice(clients)
-                    for turn in range(1, 9):
-                        body = body_of("chat", words(shape.system, "system"), messages[: 2 * turn - 1], tools)
-                        parent = asked("chat", client, model, body, {"x-session-id": name})
+                    bodies = [
+                        body_of("chat", words(shape.system, "system"), messages[: 2 * turn - 1], tools)
+                        for turn in range(1, 9)
+                    ]
+                    body = bodies[-1]
+                    parent = [asked("chat", client, model, each, {"x-session-id": name}) for each in bodies][-1]
                     for child in range(3):
                         task = words(30, "task", number, child)
                         own = body_of(
@@ -190,14 +193,19 @@ def sub_agents(make: Callable[[int], list[Any]], model: str, shape: Shape, repli
             }
 
 
+def vllm_engines(count: int) -> list[Any]:
+    arguments = ["--chat-template", str(Path(__file__).parent / "engine" / "tools.jinja")]
+    return [VllmServer(kv_blocks=2_000, longest=12_000, arguments=arguments) for _ in range(count)]
+
+
+def emulators(count: int) -> list[Any]:
+    return [EmulatorServer(CONFIG) for _ in range(count)]
+
+
 def measured(use_vllm: bool) -> Iterator[dict[str, Any]]:
+    model = CONFIG.model
+    engine: Any = None
     if use_vllm:
-        template = Path(__file__).parent / "engine" / "tools.jinja"
-
-        def engines(count: int) -> list[Any]:
-            arguments = ["--chat-template", str(template)]
-            return [VllmServer(kv_blocks=2_000, longest=12_000, arguments=arguments) for _ in range(count)]
-
         places = [("chat", "full-attention", engine_version())]
         shape = SMALL
     else:
@@ -207,10 +215,8 @@ def measured(use_vllm: bool) -> Iterator[dict[str, Any]]:
     for api, profile, name in places:
         with ExitStack() as stack:
             if use_vllm:
-                engine = stack.enter_context(engines(1)[0])
+                engine = stack.enter_context(vllm_engines(1)[0])
                 model = engine.model
-            else:
-                model = CONFIG.model
             for scenario in ("gained", "flapping", "shuffled", "written again"):
                 for mode in ("off", "order", "keep", "behind")[: 3 if api == "chat" else 4]:
                     with ExitStack() as run:
@@ -232,10 +238,7 @@ def measured(use_vllm: bool) -> Iterator[dict[str, Any]]:
                         "cached_percent": round(100 * counts.cached / counts.prompt, 1),
                         "best_percent": round(100 * (1 - last / counts.prompt), 1),
                     }
-    if use_vllm:
-        made, replicas = engines, 1
-    else:
-        made, replicas = (lambda count: [EmulatorServer(CONFIG) for _ in range(count)]), 3
+    made, replicas = (vllm_engines, 1) if use_vllm else (emulators, 3)
     for row in sub_agents(made, model, shape, replicas):
         yield {**row, "engine": places[0][2], "api": "chat"}
 

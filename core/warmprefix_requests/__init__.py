@@ -7,7 +7,7 @@ and `repeats` replace repeated results of tools by references, `memories` writes
 
 from warmprefix_requests.block_places import block_ends, holds_blocks
 from warmprefix_requests.echoes import Echoes, EchoStream, TextForm
-from warmprefix_requests.fork import fork
+from warmprefix_requests.forking import fork
 from warmprefix_requests.memories import Memory, MemoryNotes, memories_of
 from warmprefix_requests.outgoing import (
     OutgoingRequest,
@@ -26,8 +26,8 @@ from warmprefix_requests.outgoing import (
 from warmprefix_requests.prompts import RewriteRoute
 from warmprefix_requests.refusals import Attempt, FieldRefusals
 from warmprefix_requests.repeats import Rewritten, restored, rewrite
-from warmprefix_requests.steady_tools import SentTools, SteadyMode, SteadyTools, steady_tools
 from warmprefix_requests.stored_history import StoredHistory
+from warmprefix_requests.tool_lists import SentTools, SteadyMode, SteadyTools, steady_tools
 from warmprefix_requests.transcript import Transcript
 
 __all__ = [

@@ -53,12 +53,13 @@ def _memory(found: Any) -> Memory:
     if isinstance(found, Mapping) and isinstance(found.get("memory"), str):
         id = found.get("id")
         return Memory(found["memory"], id if isinstance(id, str) else None)
-    value = getattr(found, "value", None)
+    item: Any = found
+    value = getattr(item, "value", None)
     if not isinstance(value, Mapping):
         raise TypeError(f"memories must contain texts, or mappings with a text under 'memory', got {found!r}")
     texts = [value[name] for name in _TEXT_FIELDS if isinstance(value.get(name), str)]
     text = texts[0] if texts else json.dumps(value, ensure_ascii=False, default=str)
-    return Memory(text, json.dumps([*found.namespace, found.key]))
+    return Memory(text, json.dumps([*item.namespace, item.key]))
 
 
 class MemoryNotes:

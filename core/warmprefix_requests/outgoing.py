@@ -17,8 +17,8 @@ from warmprefix_requests.marks.marker import CacheMarker, MarkedBody
 from warmprefix_requests.prompts import Path
 from warmprefix_requests.repeats import Rewritten, rewrite
 from warmprefix_requests.splicing import spliced, survives
-from warmprefix_requests.steady_tools import INLINE_TOOLS, SteadyTools
 from warmprefix_requests.stored_history import StoredHistory
+from warmprefix_requests.tool_lists import INLINE_TOOLS, SteadyTools
 
 __all__ = [
     "OutgoingRequest",

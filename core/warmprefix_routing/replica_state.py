@@ -187,7 +187,7 @@ class ReplicaLoad(NamedTuple):
 
     def plus(self, other: Sequence[float]) -> ReplicaLoad:
         """Return the sum of two loads."""
-        return ReplicaLoad(*map(add, self, other))
+        return ReplicaLoad._make(map(add, self, other))
 
 
 class ReplicaLoads:

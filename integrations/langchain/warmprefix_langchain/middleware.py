@@ -13,8 +13,8 @@ from typing import Any, Literal, TypeVar, get_args
 
 from warmprefix import MissingExtraError
 from warmprefix.forks import fork_safe_lock
-from warmprefix_requests import Echoes, SentTools, Transcript, steady_tools
-from warmprefix_requests.steady_tools import tool_name
+from warmprefix_requests import Echoes, SentTools, SteadyMode, Transcript, steady_tools
+from warmprefix_requests.tool_lists import tool_name
 
 try:
     from langchain.agents.middleware import AgentMiddleware, ModelRequest, ModelResponse
@@ -192,7 +192,7 @@ class ContextReuseMiddleware(AgentMiddleware[Any, Any]):
             key = _conversation(request.messages)
             if not any(key):
                 return request
-            mode = self._tools_mode if key[0] else "order"
+            mode: SteadyMode = self._tools_mode if key[0] else "order"
             schemas = [tool if isinstance(tool, dict) else convert_to_openai_tool(tool) for tool in request.tools]
             now = dict(zip(map(tool_name, schemas), request.tools, strict=True))
             body = {"tools": schemas, "tool_choice": request.tool_choice}

@@ -26,15 +26,19 @@ class DocumentClient(Protocol):
 
     def get_document(self, doc_id: str) -> dict[str, Any]:
         """Return the metadata of a document, with its `name`."""
+        ...
 
     def get_document_structure(self, doc_id: str) -> list[dict[str, Any]]:
         """Return the tree of a document, without texts."""
+        ...
 
     def get_page_content(self, doc_id: str, pages: str) -> list[dict[str, Any]]:
         """Return pages with their `page_index` and `markdown`."""
+        ...
 
     def agent_tools(self) -> list[Callable[..., str]]:
         """Return the tools of an agent as functions."""
+        ...
 
 
 def tree_instructions(client: DocumentClient, doc_id: str | Sequence[str]) -> str:

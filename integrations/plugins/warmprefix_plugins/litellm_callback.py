@@ -12,14 +12,14 @@ from typing import Any
 from warmprefix_plugins.gateway_headers import gateway_headers
 
 try:
-    from litellm.integrations.custom_logger import CustomLogger
+    from litellm.integrations.custom_logger import CustomLogger  # pyright: ignore[reportMissingImports]
 except ImportError:  # only LiteLLM calls what is here; tests do, too
     CustomLogger = object
 
 __all__ = ["GatewayCallback", "gateway_callback"]
 
 
-class GatewayCallback(CustomLogger):
+class GatewayCallback(CustomLogger):  # pyright: ignore[reportGeneralTypeIssues]
     """A callback that adds headers to the requests that LiteLLM sends to a gateway, and to no other.
 
     Args:

@@ -243,7 +243,7 @@ def test_any_session_id_can_be_shared(gateway_of: Make, engines: list[EmulatorSe
     assert causes(*gateways)["lost"] == 0
     assert sum(looked_up(gateway, "unknown") for gateway in gateways) == len(NAMES)
     with redis_server.client() as client:
-        cells = [text for key in client.keys("*") for cell in client.hgetall(key).items() for text in cell]
+        cells: list[Any] = [text for key in client.keys("*") for cell in client.hgetall(key).items() for text in cell]
         assert not any(word in b" ".join(cells) for word in (b"chat", b"127.0.0.1", b"xxxx", b"Question"))
         assert all(0 < client.ttl(key) <= 86_400 for key in client.keys("*"))
 
@@ -265,7 +265,8 @@ def test_tenants_share_nothing(
         tables: Any = client.keys("wp:*:sessions")
         assert len(tables) == 2
         assert not any(word in key for key in tables for word in (b"ann", b"bob"))
-        one, other = [client.hgetall(table) for table in tables]
+        contents: list[Any] = [client.hgetall(table) for table in tables]
+        one, other = contents
         client.hset(tables[0], mapping=other)  # as one who may write to Redis would
         client.hset(tables[1], mapping=one)
     bob.turn("one", "key-bob")
