@@ -76,7 +76,7 @@ class ScriptedEngine:
                     self.end_headers()
                     self.wfile.write(answer)
 
-                def log_message(self, format: str, *args: object) -> None:
+                def log_message(self, *_: object) -> None:
                     pass
 
             with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:

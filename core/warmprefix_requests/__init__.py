@@ -1,8 +1,8 @@
 """Request bodies of the APIs: how they are read, what is changed in them on their way out, and what answers report.
 
 `outgoing` has the request and the processors that change it, `refusals` remembers what endpoints refuse. `transcript`
-and `repeats` replace repeated results of tools by references, `memories` writes what changed in memories.
-`steady_tools` keeps the order of tools, `fork` begins sub-agents, `marks` sets cache marks, `usage` reads token counts.
+and `repeats` replace repeated results of tools by references, `memories` writes what changed in memories. `tool_lists`
+keeps the order of tools, `forking` begins sub-agents, `marks` sets cache marks, `usage` reads token counts.
 """
 
 from warmprefix_requests.block_places import block_ends, holds_blocks
