@@ -256,7 +256,7 @@ class Office:
                 before = await self.histories.before(call, tenant) if continues else None
                 name = session_name(headers, call.body) or (None if before is None else before.turn.session)
                 if self.shared is not None:
-                    await self.shared.look_up(tenant, name, parts)
+                    await self.shared.look_up(tenant, name, parts, headers.get(PARENT_HEADER))
                 session = self.ledger.sessions.find(tenant, name, parts, headers.get(PARENT_HEADER))
                 session.application = session.application or application_of(headers, call.body)
                 conversation = tenant, session.key, _conversation(call, parts)

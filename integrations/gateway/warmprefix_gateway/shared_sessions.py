@@ -140,15 +140,17 @@ class SharedSessions:
 
     # -- sessions
 
-    async def look_up(self, tenant: str | None, name: str | None, parts: PromptParts) -> None:
-        """Learn what other gateways know of the session of a request."""
+    async def look_up(
+        self, tenant: str | None, name: str | None, parts: PromptParts, parent: str | None = None
+    ) -> None:
+        """Learn what other gateways know of the session of a request, and of the one that `parent` names."""
         with self._tolerated():
-            outcome = await self._found(tenant, name, parts)
+            outcome = await self._found(tenant, name, parts, [_key_name(session_key(parent))] if parent else [])
             self._metrics.shared_sessions.labels(outcome).inc()
 
-    async def _found(self, tenant: str | None, name: str | None, parts: PromptParts) -> str:
+    async def _found(self, tenant: str | None, name: str | None, parts: PromptParts, parents: list[bytes]) -> str:
         party = self._party(tenant)
-        names = [b"head:" + parts.head.encode(), *_looked_up(name, parts)]
+        names = [b"head:" + parts.head.encode(), *parents, *_looked_up(name, parts)]
         self._exchange_load(tenant, party, is_needed=not parts.turn)
         values = await self._tables.read(f"{party}:sessions", [self._cell(party, each) for each in names])
         if values is None:
@@ -158,7 +160,7 @@ class SharedSessions:
         found = [SharedSession(*content) for content in opened[1:] if content is not None]
         for session in sorted(found, key=lambda session: session.version):
             self._learn(tenant, session, parts)
-        return "found" if found else "unknown"
+        return "found" if any(opened[1 + len(parents) :]) else "unknown"
 
     def _learn(self, tenant: str | None, shared: SharedSession, parts: PromptParts) -> None:
         session, is_news = self._book.learn(tenant, shared.key, shared.first_turn, shared.version, shared.upstream)

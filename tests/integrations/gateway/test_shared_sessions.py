@@ -274,6 +274,27 @@ def test_tenants_share_nothing(
     assert causes(*gateways)["lost"] == 0
 
 
+def test_the_parent_of_a_sub_agent_may_be_a_session_of_another_gateway(
+    gateway_of: Make, engines: list[EmulatorServer], redis_server: Server
+) -> None:
+    gateways = [gateway_of(*[engine.base_url for engine in engines], **shared(redis_server)) for _ in range(2)]
+    messages = [system("one"), {"role": "user", "content": "Matter. " * 200}]
+    task = [*messages, {"role": "assistant", "content": "Well."}, {"role": "user", "content": "Look into it."}]
+    for gateway, body, headers in zip(
+        gateways,
+        (messages, task),
+        ({"x-session-id": "p"}, {"x-session-id": "c", "x-parent-session-id": "p"}),
+        strict=True,
+    ):
+        content = json.dumps({"model": INSTANT.model, "messages": body, "max_tokens": 1}).encode()
+        assert send(gateway, "POST", "/v1/chat/completions", content, **headers).status == 200
+        wait_for_writes(gateway)
+    child, parent = gateways[1].gateway._office.ledger.sessions
+    assert (child.key, child.parent, parent.key) == ("c", "p", "p")
+    assert parent.upstream == child.upstream
+    assert looked_up(gateways[1], "unknown") == 1
+
+
 def test_upstreams_of_another_gateway_are_left_out(
     gateway_of: Make, engines: list[EmulatorServer], redis_server: Server
 ) -> None:
