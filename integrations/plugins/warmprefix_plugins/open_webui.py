@@ -177,7 +177,7 @@ class SourceFilter:
     def _show(self, event: dict[str, Any], answer: _Answer) -> None:
         choices = event.get("choices")
         for choice in choices if isinstance(choices, list) else ():
-            delta, ended = choice.get("delta"), choice.get("finish_reason") is not None
+            delta, ended = choice.get("delta"), bool(choice.get("finish_reason"))
             if ended and delta is None:  # what was kept back needs a place
                 delta = choice["delta"] = {}
             if isinstance(delta, dict):

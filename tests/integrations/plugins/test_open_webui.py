@@ -105,6 +105,21 @@ def test_no_text_is_lost_at_the_end_whatever_its_piece_looks_like(end: dict[str,
     assert filters.stream(event, __metadata__=metadata)["choices"][0]["delta"] == {"content": "[40"}
 
 
+@pytest.mark.parametrize("unfinished", [{"finish_reason": None}, {"finish_reason": ""}, {}])
+def test_a_citation_is_read_across_pieces_whatever_an_engine_says_of_unfinished_ones(
+    unfinished: dict[str, Any],
+) -> None:
+    filters, sources = SourceFilter(), [source_of(*PASSAGES[0]), source_of(*PASSAGES[1])]
+    metadata = about(sources)
+    prompt = filters.request(request(sources), __metadata__=metadata)["messages"][0]["content"]
+    [number] = [number for number, text in read(prompt) if text == PASSAGES[1][1]]
+    text = ""
+    for piece in (f"[{number // 100}", f"{number % 100:02}", "]."):
+        event = {"choices": [{"delta": {"content": piece}, **unfinished}]}
+        text += filters.stream(event, __metadata__=metadata)["choices"][0]["delta"]["content"]
+    assert text == "[2]."
+
+
 def test_a_list_of_many_citations_is_read_across_pieces() -> None:
     citations = Citations({number: number - 3_999 for number in range(4_000, 4_030)})
     pieces = ["[", *[f"{number}, " for number in range(4_000, 4_029)], "4029", "]"]
