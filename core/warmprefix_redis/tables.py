@@ -98,6 +98,8 @@ class RedisTables:
         if (task := self._task) is not None:
             await asyncio.wait([task], timeout=self._patience)
             task.cancel()
+            await asyncio.wait([task], timeout=self._longest)  # it gives its connection back
+            await asyncio.wait([task], timeout=self._longest)  # it gives its connection back
         await self._clients.aclose()
 
     def _may_ask(self) -> bool:

@@ -136,6 +136,8 @@ class SharedSessions:
     async def aclose(self) -> None:
         for exchange in self._exchanges:
             exchange.cancel()
+        await asyncio.gather(*self._exchanges, return_exceptions=True)
+        await asyncio.gather(*self._exchanges, return_exceptions=True)
         await self._tables.aclose()
 
     # -- sessions

@@ -370,5 +370,26 @@ def test_nothing_is_asked_after_the_end(redis_server: Server) -> None:
         assert len(client.client_list()) == 1
 
 
+def test_the_end_leaves_no_task_and_no_connection(redis_server: Server) -> None:
+    parts = prompt_parts("chat", {"messages": [system("one"), {"role": "user", "content": "Hi"}]})
+    options, metrics = GatewayOptions(("http://one/v1",)), GatewayMetrics()
+
+    async def run(steps: int) -> None:
+        upstreams, tables = Upstreams(options, metrics), RedisTables(redis_server.url, patience=1e-9)
+        sessions = SharedSessions(tables, SALT_KEY, SessionBook(), upstreams, metrics, fail)
+        looking = asyncio.create_task(sessions.look_up("ann", "one", parts))
+        for _ in range(steps):  # it connects, or asks
+            await asyncio.sleep(0)
+        looking.cancel()
+        await asyncio.wait([looking])
+        await sessions.aclose()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    for steps in range(24):
+        asyncio.run(run(steps))
+    with redis_server.client() as client:
+        wait_until(lambda: len(client.client_list()) == 1, "all connections are closed")
+
+
 def fail(what: str, error: Exception) -> None:
     raise AssertionError(what) from error
