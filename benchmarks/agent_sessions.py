@@ -122,6 +122,11 @@ def warmprefix(messages: Messages) -> tuple[Messages, int]:
     return result.body["messages"], result.references
 
 
+def passages(messages: Messages) -> tuple[Messages, int]:
+    result = rewrite("chat", {"messages": messages}, passages=True)
+    return result.body["messages"], result.references
+
+
 def contextpilot(messages: Messages) -> tuple[Messages, int]:
     if dedup_chat_completions is None:
         raise RuntimeError("contextpilot is not installed")
@@ -198,7 +203,7 @@ def main() -> None:
     parser.add_argument("folders", type=Path, nargs="+")
     parser.add_argument("--write", action="store_true", help="write the results")
     options = parser.parse_args()
-    rewriters: dict[str, Rewriter] = {"warmprefix": warmprefix}
+    rewriters: dict[str, Rewriter] = {"warmprefix": warmprefix, "warmprefix, passages": passages}
     if dedup_chat_completions is not None:
         rewriters["contextpilot"] = contextpilot
     rows: list[dict[str, object]] = []

@@ -226,6 +226,8 @@ def with_references(
     earlier: StoredHistory | None = None,
     splice: Splicer = spliced,
     rewriting: Callable[..., Rewritten] = rewrite,
+    *,
+    passages: bool = False,
 ) -> Processor:
     """Return a processor that puts references in place of repeated results of tools; see `rewrite`.
 
@@ -236,7 +238,9 @@ def with_references(
     def process(request: OutgoingRequest) -> OutgoingRequest | None:
         if request.route == "completions":
             return None
-        rewritten = rewriting(request.route, request.body, keep_tools=keep_tools, check=check, earlier=earlier)
+        rewritten = rewriting(
+            request.route, request.body, keep_tools=keep_tools, check=check, earlier=earlier, passages=passages
+        )
         if not rewritten.references:
             return None if earlier is None else replace(request, rewritten=rewritten)
         return replace(with_texts(request, rewritten, splice), rewritten=rewritten)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from warmprefix_requests.echoes import Echoes
 from warmprefix_requests.prompts import (
@@ -29,16 +29,22 @@ from warmprefix_requests.stored_history import (
     has_hidden_items,
     text_key,
 )
-from warmprefix_requests.transcript import Transcript, shown_call
-from warmprefix_requests.wrappers import LEAST_CHARACTERS, REFERENCE, BareOutput, bare_output
+from warmprefix_requests.transcript import Transcript, possible_quotes, shown_call
+from warmprefix_requests.wrappers import LEAST_CHARACTERS, REFERENCE, BareOutput, bare_output, plain_paragraphs
 
 __all__ = ["KnownResults", "Rewritten", "known_results", "restored", "rewrite", "rewrite_behind"]
 
 _NUMBERED = re.compile(r"(.+), number (\d{1,9}) of such calls")
 
+_QUOTE = re.compile(r'"(?:[^"\\\n]|\\.)*"')
+_PASSAGES = re.compile(
+    r"\[Word for word in the result of the earlier call (.{1,300}?): the (?:passage that begins|passages that begin) "
+    rf"({_QUOTE.pattern}(?:, {_QUOTE.pattern})*)\.\]"
+)
+"""A reference to passages: the name of the call, and the quotes."""
+
 _SIGNATURE_CHARACTERS = 64
 _Signature = tuple[int, str, str]
-_Original = TypeVar("_Original")
 
 
 class Rewritten(NamedTuple):
@@ -65,6 +71,7 @@ def rewrite(
     keep_tools: Collection[str] = (),
     check: Callable[[], object] | None = None,
     earlier: StoredHistory | None = None,
+    passages: bool = False,
 ) -> Rewritten:
     """Return a body whose repeated tool results are references to the call that gave the first.
 
@@ -99,16 +106,19 @@ def rewrite(
         earlier: The history that the server puts in front of a body with a `previous_response_id`; an empty one for a
             body that begins a history. References name its results as if they stood in the body. The result has the
             history with this body.
+        passages: Whether paragraphs of 256 characters or more, between blank lines, become references where an earlier
+            result has them, too; not with `earlier`, and not those with numbered lines.
     """
     after_response = earlier is not None and body.get("previous_response_id") is not None
     is_cut = is_cut_elsewhere(body)
     if hides_text(body, after_response=after_response) or (is_cut and earlier is None):
         return Rewritten(body)
     events = list(tool_events(route, body))
+    passages = passages and earlier is None
     outputs = _repeated_outputs(events) if earlier is None else {}
-    if earlier is None and not outputs:
+    if earlier is None and not outputs and not passages:
         return Rewritten(body)
-    prompt = _RewrittenPrompt(keep_tools, earlier, after_response=after_response)
+    prompt = _RewrittenPrompt(keep_tools, earlier, after_response=after_response, passages=passages)
     seen: list[MadeCall | StoredResult | HistoryCut] = []
     changes: dict[Path, str] = {}
     echoes = Echoes({})
@@ -122,20 +132,22 @@ def rewrite(
                 history = None if earlier is None else StoredHistory(references=prompt.references)
                 if earlier is not None and after_response:
                     history = earlier.extended(seen, prompt.references) or history
-                prompt = _RewrittenPrompt(keep_tools, history, after_response=after_response)
+                prompt = _RewrittenPrompt(keep_tools, history, after_response=after_response, passages=passages)
                 echoes = Echoes({})
             continue
         if check is not None:
             check()
         output = outputs.get(event.path)
-        sent, reference = (event.text, None) if is_cut else prompt.result(event, output)
+        if output is None and passages and event.text is not None:
+            output = bare_output(event.text)
+        sent, references = (event.text, {}) if is_cut else prompt.result(event, output)
         if earlier is not None:
             is_imitation = event.text is None or REFERENCE.fullmatch(event.text)
             seen.append(StoredResult(event.call_id or "", None if is_imitation else text_key(event.text or "")))
-        if event.text is not None and sent is not None and reference is not None:
+        if event.text is not None and sent is not None and references:
             changes[event.path] = sent
             fits = fits and _size(event.text) <= MAX_TEXT_BYTES
-            echoes.add({reference: event.text if sent == reference or output is None else output.text})
+            echoes.add(references)
             saved += (_size(event.text) - _size(sent)) // 4
     history = None
     if earlier is not None and not has_hidden_items(body.get("input")):
@@ -160,7 +172,7 @@ def _repeated_outputs(events: Iterable[MadeCall | GivenResult | HistoryCut]) -> 
 
 
 def _imitates(text: str) -> bool:
-    return "ord for word the " in text and REFERENCE.fullmatch(bare_output(text).text) is not None
+    return "ord for word " in text and bool(REFERENCE.fullmatch(bare_output(text).text) or _PASSAGES.search(text))
 
 
 class KnownResults(NamedTuple):
@@ -226,15 +238,21 @@ class _RewrittenPrompt:
     """The calls and results of one prompt, or of what a compaction left of it."""
 
     def __init__(
-        self, keep_tools: Collection[str], earlier: StoredHistory | None = None, *, after_response: bool = False
+        self,
+        keep_tools: Collection[str],
+        earlier: StoredHistory | None = None,
+        *,
+        after_response: bool = False,
+        passages: bool = False,
     ) -> None:
         self._keep_tools = keep_tools
         self._kept: set[str | None] = set()
         self._transcript = Transcript(min_tokens=LEAST_CHARACTERS // 4)
+        self._passages = Transcript(min_tokens=LEAST_CHARACTERS // 4) if passages else None
         self._earlier = earlier
         self._after_response = after_response
         self._key: Callable[[str], str] = str if earlier is None else text_key
-        self._originals = _Originals[_Keys]()
+        self._originals = _Originals()
         self._calls = 0
         self.references: dict[str, str] = {}
         """The references in the prompt, and the key of the text that each stands for."""
@@ -260,24 +278,29 @@ class _RewrittenPrompt:
         self._calls += 1
         can_name = self._earlier is None or self._earlier.can_name(shown)
         self._transcript.add_shown_call(call_id if can_name else None, shown, self._calls)
+        if self._passages is not None:
+            self._passages.add_shown_call(call_id, shown)
         if can_name:
             self._originals.call(call_id, shown)
 
     def _skip(self, call_id: str | None) -> None:
         self._transcript.skip(call_id)
+        if self._passages is not None:
+            self._passages.skip(call_id)
         self._originals.add(call_id, None)
 
-    def result(self, result: GivenResult, output: BareOutput | None) -> tuple[str | None, str | None]:
-        """Return the text to send, and the reference in it.
+    def result(self, result: GivenResult, output: BareOutput | None) -> tuple[str | None, Mapping[str, str]]:
+        """Return the text to send, and the references in it with the texts that they stand for.
 
         Without `earlier`, a result that may be repeated comes with its output.
         """
         text = result.text
         cannot_repeat = output is None and self._earlier is None
-        # An imitation may name what was forgotten.
-        if text is None or cannot_repeat or (self._after_response and REFERENCE.fullmatch(text)):
+        # An imitation may name what was forgotten, and digests have no passages.
+        hides = self._earlier is not None and text is not None and _PASSAGES.search(text)
+        if text is None or hides or cannot_repeat or (self._after_response and REFERENCE.fullmatch(text)):
             self._skip(result.call_id)
-            return text, None
+            return text, {}
         keys = _Keys(self._key(text), None if output is None else self._key(output.text))
         bare = None if output is None or keys.output is None else (keys.output, _size(output.text))
         reference = None
@@ -292,10 +315,29 @@ class _RewrittenPrompt:
             if _size(sent) < _size(text) and self._is_undone(sent, text, output, keys):
                 self._originals.add(result.call_id, keys)
                 self.references[reference] = keys.text
-                return sent, reference
-        named = self._originals.named_in(output)
-        self._originals.add(result.call_id, keys if named is None else named[1] if named[0] == "result" else None)
-        return text, None
+                if self._passages is not None:
+                    self._passages.skip(result.call_id)
+                return sent, {reference: text if sent == reference else output.text}
+        if self._earlier is not None:
+            named = self._originals.named_in(output)
+            self._originals.add(result.call_id, keys if named is None else named[1] if named[0] == "result" else None)
+            return text, {}
+        sent, references = self._with_passages(result.call_id, text)
+        given = self._originals.restored(sent)  # another text for an imitation
+        self._originals.add(result.call_id, keys if given == text else _Keys(given, bare_output(given).text))
+        return sent, references
+
+    def _with_passages(self, call_id: str | None, text: str) -> tuple[str, Mapping[str, str]]:
+        """Return the text to send for a result of which passages may be repeated, as `result` does."""
+        if self._passages is not None:
+            paragraphs = plain_paragraphs(text)
+            if paragraphs:
+                sent = self._passages.result(call_id, text, paragraphs)
+                if call_id not in self._kept and self._originals.restored(sent) == text:
+                    return sent, self._passages.latest
+            else:
+                self._passages.skip(call_id)
+        return text, {}
 
     def _is_undone(self, sent: str, text: str, output: BareOutput, keys: _Keys) -> bool:
         """Return True if `restored` gives this text for what is sent."""
@@ -318,7 +360,7 @@ def restored(route: RewriteRoute, body: Mapping[str, Any]) -> Mapping[str, Any]:
     A reference that names no earlier result of the body stays as it is. A text that reads like a reference and does
     name one is taken for one, even if a tool gave it. Linear in the results' bytes.
     """
-    originals = _Originals[str]()
+    originals = _Originals()
     changes: dict[Path, str] = {}
     for event in tool_events(route, body):
         if isinstance(event, MadeCall):
@@ -328,14 +370,10 @@ def restored(route: RewriteRoute, body: Mapping[str, Any]) -> Mapping[str, Any]:
         else:
             original = event.text
             if original is not None:
-                output = bare_output(original)
-                named = originals.named_in(output)
-                if named is not None:
-                    what, text = named
-                    original = changes[event.path] = (
-                        text if what == "result" else output.with_text(bare_output(text).text)
-                    )
-            originals.add(event.call_id, original)
+                original = originals.restored(original)
+                if original != event.text:
+                    changes[event.path] = original
+            originals.add(event.call_id, None if original is None else _Keys(original))
     return _with_texts(body, changes)
 
 
@@ -346,22 +384,24 @@ class _Keys(NamedTuple):
     output: str | None = None
 
 
-class _Originals(Generic[_Original]):
+class _Originals:
     """The results of a body without references, or what stands for each."""
 
     def __init__(self) -> None:
-        self._results: dict[str, list[_Original | None]] = {}
+        self._results: dict[str, list[_Keys | None]] = {}
         """The originals of the results of calls that are shown in the same way, in the order of the calls."""
-        self._first: dict[str, _Original] = {}
+        self._first: dict[str, _Keys] = {}
         """The first of them that was given."""
         self._waiting: dict[str | None, tuple[str, int]] = {}
+        self._passages: dict[str, dict[str, str | None]] = {}
+        """The passages of results that were named for these, by their first words."""
 
     def call(self, call_id: str | None, shown: str) -> None:
         results = self._results.setdefault(shown, [])
         self._waiting[call_id] = (shown, len(results))
         results.append(None)
 
-    def add(self, call_id: str | None, original: _Original | None) -> None:
+    def add(self, call_id: str | None, original: _Keys | None) -> None:
         """Add the original of a result."""
         if call_id in self._waiting:
             shown, number = self._waiting.pop(call_id)
@@ -369,7 +409,7 @@ class _Originals(Generic[_Original]):
             if original is not None:
                 self._first.setdefault(shown, original)
 
-    def named_in(self, output: BareOutput) -> tuple[str, _Original] | None:
+    def named_in(self, output: BareOutput) -> tuple[str, _Keys] | None:
         """Return what a reference in this place stands for, and the result that it names, if there is one."""
         reference = REFERENCE.fullmatch(output.text)
         if reference is None or (reference[1] == "result" and (output.head or output.tail)):
@@ -377,7 +417,31 @@ class _Originals(Generic[_Original]):
         original = self._named(reference[2])
         return None if original is None else (reference[1], original)
 
-    def _named(self, name: str) -> _Original | None:
+    def restored(self, text: str) -> str:
+        """Return a text with what its references stand for. The originals must be texts."""
+        output = bare_output(text)
+        named = self.named_in(output)
+        if named is None:
+            return _PASSAGES.sub(self._passages_named, text) if "ord for word in " in text else text
+        what, original = named
+        return original.text if what == "result" else output.with_text(bare_output(original.text).text)
+
+    def _passages_named(self, reference: re.Match[str]) -> str:
+        original = self._named(reference[1])
+        passages = {} if original is None else self._passages_of(original.text)
+        found = [passages.get(quote) for quote in _QUOTE.findall(reference[2])]
+        return reference[0] if None in found else "\n\n".join(map(str, found))
+
+    def _passages_of(self, text: str) -> dict[str, str | None]:
+        """Return the passages of a text by their quotes; None for several."""
+        if text not in self._passages:
+            passages = self._passages[text] = {}
+            for passage in plain_paragraphs(text):
+                for quote in possible_quotes(passage):
+                    passages[quote] = None if quote in passages else passage
+        return self._passages[text]
+
+    def _named(self, name: str) -> _Keys | None:
         """Return the result that a reference names, if there is one."""
         if name in self._results:
             return self._first.get(name)

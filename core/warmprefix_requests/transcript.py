@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Transcript", "shown_call"]
+__all__ = ["Transcript", "possible_quotes", "shown_call"]
 
 _SEPARATOR = "\n\n"
 
@@ -454,6 +454,11 @@ def _size(text: str) -> int:
 def _unique_words(part: str, text: str) -> str | None:
     """Return the first words of a part of a text that stand once in it; None if these are too long."""
     return next((words for words in _first_words(part) if _stands_once(words, text)), None)
+
+
+def possible_quotes(passage: str) -> list[str]:
+    """Return the quotes by which a reference may name a passage."""
+    return [_json_string(words) for words in _first_words(passage)]
 
 
 def _first_words(part: str) -> Iterator[str]:

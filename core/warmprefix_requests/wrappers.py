@@ -6,7 +6,7 @@ import json
 import re
 from typing import NamedTuple
 
-__all__ = ["LEAST_CHARACTERS", "REFERENCE", "BareOutput", "bare_output"]
+__all__ = ["LEAST_CHARACTERS", "REFERENCE", "BareOutput", "bare_output", "plain_paragraphs"]
 
 LEAST_CHARACTERS = 256
 """A shorter text never becomes a reference."""
@@ -30,6 +30,8 @@ _LINE_NUMBER = re.compile(r"\n *\d+[\t|→]")
 """What Claude Code, Hermes and `cat -n` put in front of each line."""
 
 _MAX_NUMBER_CHARACTERS = 16
+
+_NUMBERED_LINE = re.compile(r"^[ \t]*\d+[\t|→:]", re.MULTILINE)
 
 _read = json.JSONDecoder().raw_decode
 _write = json.JSONEncoder(ensure_ascii=False).encode
@@ -109,6 +111,12 @@ def _without_numbers(text: str) -> str | None:
     plain, numbers = _LINE_NUMBER.subn("\n", text)
     plain = plain.strip()
     return None if numbers < text.count("\n") or REFERENCE.fullmatch(plain) else plain
+
+
+def plain_paragraphs(text: str) -> list[str]:
+    """Return the long paragraphs between blank lines that have no numbered lines. O(characters)."""
+    paragraphs = [paragraph.strip("\r\n") for paragraph in text.split("\n\n")]
+    return [each for each in paragraphs if len(each) >= LEAST_CHARACTERS and _NUMBERED_LINE.search(each) is None]
 
 
 def _json_characters(text: str) -> str:

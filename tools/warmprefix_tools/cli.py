@@ -280,7 +280,8 @@ class ServeOptions:
     references: Annotated[
         str,
         Option(
-            help="Which repeated tool results become references to the earlier call: whole ones (exact), or none (off)."
+            help="Which repeated tool results become references to the earlier call: whole ones (exact), their "
+            "paragraphs, too (passages), or none (off)."
         ),
     ] = "exact"
     reorder: Annotated[

@@ -21,7 +21,7 @@ EchoHandling = Literal["restore", "refuse", "pass"]
 """What becomes of a reference in a tool call's arguments: the text that it stands for, an error in place of the answer,
 or nothing else."""
 
-References = Literal["off", "exact"]
+References = Literal["off", "exact", "passages"]
 
 ToolsMode = Literal["off"] | SteadyMode
 
@@ -84,7 +84,8 @@ class GatewayOptions:
     allow_fields: tuple[str, ...] = ()
     """Fields of bodies that tenants may use although they reach beyond one tenant, such as `previous_response_id`."""
     references: References = "exact"
-    """Whether repeated tool results become references; see `warmprefix_requests.rewrite`."""
+    """Whether repeated tool results become references, and with `passages` their paragraphs, too; see
+    `warmprefix_requests.rewrite`."""
     echoes: EchoHandling = "restore"
     """What becomes of references that a model copies into the arguments of its tool calls."""
     keep_tools: tuple[str, ...] = ()

@@ -96,7 +96,7 @@ def outgoing(
     processors: list[Processor] = []
     refer = with_references if grown is None else grown.with_references
     if rules.references != "off":
-        processors.append(refer(rules.keep_tools, check, earlier))
+        processors.append(refer(rules.keep_tools, check, earlier, passages=rules.references == "passages"))
     if tools is not None:
         processors.append(with_tools(tools))  # behind the references, which know the places in the client's own bytes
     if tenant is not None and rules.profile.isolation is not None:

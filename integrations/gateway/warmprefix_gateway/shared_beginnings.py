@@ -79,10 +79,16 @@ class GrownRequest:
         return None if read is None else cls(route, content, read, known)
 
     def with_references(
-        self, keep_tools: Collection[str], check: Callable[[], object] | None, earlier: StoredHistory | None
+        self,
+        keep_tools: Collection[str],
+        check: Callable[[], object] | None,
+        earlier: StoredHistory | None,
+        *,
+        passages: bool,
     ) -> Processor:
-        """Return a processor as `with_references` does."""
-        return with_references(keep_tools, check, earlier, self.spliced, self.rewritten)
+        """Return a processor as `with_references` does. With `passages`, it looks at all results."""
+        rewriting = rewrite if passages else self.rewritten
+        return with_references(keep_tools, check, earlier, self.spliced, rewriting, passages=passages)
 
     def rewritten(
         self, route: RewriteRoute, body: Mapping[str, Any], *, earlier: StoredHistory | None = None, **options: Any

@@ -523,13 +523,13 @@ def test_a_request_chooses_whether_it_has_references(upstream: ScriptedUpstream,
     page = "\n".join([f"Line {number}: the sea is {number} metres deep here." for number in range(90)])
     gateway = gateway_of(upstream.base_url, references="off")
     messages: list[Any] = [user("Why?")]
-    for number in range(2):
+    for number, result in enumerate([page, page, f"New.\n\n{page}"]):
         call = {"id": f"{number}", "type": "function", "function": {"name": "search", "arguments": f"{number}"}}
         messages += [{"role": "assistant", "tool_calls": [call]}]
-        messages += [{"role": "tool", "tool_call_id": f"{number}", "content": page}]
-    for level in ("off", "exact"):
+        messages += [{"role": "tool", "tool_call_id": f"{number}", "content": result}]
+    for level in ("off", "exact", "passages"):
         send(gateway, "POST", CHAT, body(*messages), x_warmprefix_references=level)
-    assert [b"[Word for word" in request.body for request in upstream.requests] == [False, True]
+    assert [request.body.count(b"[Word for word") for request in upstream.requests] == [0, 1, 2]
 
 
 def test_the_page_shows_counts_and_no_text(upstream: ScriptedUpstream, gateway_of: Make) -> None:

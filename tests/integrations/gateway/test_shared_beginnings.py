@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from warmprefix_gateway import GatewayOptions
+from warmprefix_gateway.gateway_options import References
 from warmprefix_gateway.office import Office
 from warmprefix_gateway.shared_beginnings import GrownRequest, SharedBeginning, SharedBeginnings
 from warmprefix_gateway.tenant_bodies import BodyRefusedError
@@ -30,6 +31,8 @@ def text(rng: random.Random, words: int) -> str:
 def turn(route: str, rng: random.Random, results: list[str], number: int) -> list[dict[str, Any]]:
     """Return the messages of a call and its result, which repeats an earlier one now and then."""
     result = rng.choice(results) if results and rng.random() < 0.4 else text(rng, rng.randrange(20, 400))
+    if results and rng.random() < 0.2:
+        result = "\n\n".join([text(rng, 90), *rng.choice(results).split("\n\n")])
     results.append(result)
     name, arguments, id = "read", f"file{rng.randrange(6)}", f"call{number if rng.random() < 0.95 else 1}"
     if route == "chat":
@@ -108,10 +111,10 @@ async def outcome(office: Office, content: bytes, path: str, tenant: str | None)
     return bytes_sent, repr(asked.call.body), asked.call.content, asked.parts, asked.session.key, found
 
 
-def check(seed: int, requests: int = 30) -> int:
+def check(seed: int, requests: int = 30, references: References = "exact") -> int:
     """Compare gateways that remember and forget beginnings; return how many requests began with a known one."""
     rng = random.Random(seed)
-    options = GatewayOptions(("http://127.0.0.1:9/v1",), salt_key=b"k" * 32)
+    options = GatewayOptions(("http://127.0.0.1:9/v1",), salt_key=b"k" * 32, references=references)
     offices = Office(options), Office(options)
     offices[1].beginnings = SharedBeginnings(0)
     sessions = [
@@ -143,6 +146,10 @@ def check(seed: int, requests: int = 30) -> int:
 
 def test_known_beginnings_change_no_byte() -> None:
     assert sum(map(check, range(3))) > 150
+
+
+def test_known_beginnings_change_no_byte_with_passages() -> None:
+    assert sum([check(seed, references="passages") for seed in range(3)]) > 150
 
 
 @pytest.mark.slow
