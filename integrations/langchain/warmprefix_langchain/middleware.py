@@ -130,7 +130,7 @@ class ContextReuseMiddleware(AgentMiddleware[Any, Any]):
         self._new_transcript()  # checks both
         self._only = None if tools is None else _names(tools)
         self._name = type(self).__name__ if name is None else name
-        self._tools_mode = steady_tools
+        self._tools_mode: ToolsMode = steady_tools
         self._declared: OrderedDict[tuple[str, str], tuple[SentTools, dict[str, BaseTool | dict[str, Any]]]]
         """What each conversation has declared, and the tools by their names."""
         self._declared = OrderedDict()
