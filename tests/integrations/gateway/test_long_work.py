@@ -92,7 +92,7 @@ def test_work_ends_when_the_client_leaves(
             ended.set()
             raise
 
-    monkeypatch.setattr("warmprefix_requests.outgoing.rewrite", endless)
+    monkeypatch.setattr("warmprefix_gateway.shared_beginnings.rewrite", endless)
     body = repeats(600)
     assert len(body) > LARGE
     host, _, port = gateway.url.removeprefix("http://").rpartition(":")
