@@ -41,6 +41,7 @@ RUN_BY = {
     "docs/emulator.md": "test_docs.py",
     "docs/engines.md": "test_engines_page.py",
     "docs/frameworks.md": "integrations/conftest.py",
+    "docs/gateway.md": "integrations/gateway/test_clients.py",
     "docs/openai.md": "openai_chat/test_example.py",
     "docs/operations.md": "tools/redis_admin/test_operations_docs.py",
     "docs/prompt-text.md": "docs_site/test_code_blocks.py",

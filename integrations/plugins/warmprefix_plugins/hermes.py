@@ -6,10 +6,10 @@ Hermes finds it by the entry point `hermes_agent.plugins`, and uses it if `plugi
 from __future__ import annotations
 
 import logging
-import threading
 from importlib import import_module
 from typing import Any
 
+from warmprefix.forks import fork_safe_lock
 from warmprefix_plugins.gateway_headers import gateway_headers
 from warmprefix_requests import Echoes, RewriteRoute, rewrite
 
@@ -56,7 +56,7 @@ class HermesMiddleware:
     def __init__(self) -> None:
         self._echoes: dict[str, Echoes] = {}
         """For each session, the references in its prompts; the session that was asked last stands last."""
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
 
     def on_request(
         self,

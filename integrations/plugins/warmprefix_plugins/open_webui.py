@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, Field
 
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner
+from warmprefix.forks import fork_safe_lock
 from warmprefix_plugins.citations import Citations, steady_numbers
 
 __all__ = ["SourceFilter"]
@@ -97,7 +97,7 @@ class SourceFilter:
         self._answers: OrderedDict[tuple[str, str], _Answer] = OrderedDict()
         self._characters = 0
         """Of all answers."""
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
         self._has_warned = False
 
     def request(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -133,3 +134,14 @@ async def test_llamaindex(gateway: GatewayServer) -> None:
     )
     agent = workflows.FunctionAgent(tools=[read], llm=llm)
     assert str(await agent.run("How deep is the sea?")) == ANSWER
+
+
+def test_the_example_of_a_sub_agent(engine: EmulatorServer, gateway_of: Make) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "gateway.md").read_text("utf-8")
+    [code] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    gateway = gateway_of(engine.base_url)
+    with openai.OpenAI(base_url=gateway.base_url, api_key="none") as client:
+        names: dict[str, Any] = {"client": client, "model_name": MODEL}
+        exec(code, names)
+    assert names["answer"].choices[0].message.content
+    assert names["child"]["messages"][:1] == names["parent"]["messages"]

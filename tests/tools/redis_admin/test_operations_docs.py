@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import os
 import re
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,10 @@ from redis_servers import Cluster, SentinelSetup, Server, wait_until
 from result_files import read_rows
 from warmprefix import Branch, ContextPlanner, PlannerStats
 from warmprefix.stores import Conversation, SeenBlock, TurnRecord
+from warmprefix_gateway import GatewayOptions, GatewayServer
 from warmprefix_redis import URL_SCHEMES, RedisValues, parse_redis_url
 from warmprefix_redis.settings import SharedSettings
+from warmprefix_tools.emulator import EmulatorServer
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/operations.md").read_text()
@@ -130,6 +134,21 @@ async def keep_value(url: str) -> None:
     await values.aclose()
 
 
+def ask_through_a_gateway(server: Server, text: str) -> None:
+    with EmulatorServer() as engine:
+        options = GatewayOptions((engine.base_url,), port=0, redis_url=server.url, salt_key=b"secret")
+        with GatewayServer(options) as gateway:
+            body = {"model": engine.config.model, "max_tokens": 1, "messages": [{"role": "user", "content": text * 40}]}
+            sent = urllib.request.Request(
+                f"{gateway.base_url}/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"}
+            )
+            with urllib.request.urlopen(sent) as answer:
+                assert answer.status == 200
+            with server.client() as client:
+                wait_until(lambda: client.keys("*:sessions"), "the session is shared")
+                wait_until(lambda: client.keys("*:load"), "the load is shared")
+
+
 def test_stored_data_matches_the_documentation(server: Server) -> None:
     secret = "The text, which must not be stored."
     with ContextPlanner.from_url(settings=SharedSettings(redis_url=server.url, store_budget=10.0)) as planner:
@@ -142,6 +161,7 @@ def test_stored_data_matches_the_documentation(server: Server) -> None:
             pass
         wait_until(lambda: planner.stats().published_orders, "an order is shared")
         asyncio.run(keep_value(server.url))
+        ask_through_a_gateway(server, secret)
         client: Any
         with server.client() as client:
             found = {key: client.type(key) for key in client.keys("*")}
@@ -158,6 +178,7 @@ PREFORK = """
 import os, sys
 from warmprefix import ContextPlanner
 from warmprefix_redis.settings import SharedSettings
+from warmprefix_tools.emulator import EmulatorServer
 
 planner = ContextPlanner.from_url(settings=SharedSettings(store_budget=10.0))
 
