@@ -10,10 +10,8 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from anthropic.types.beta import BetaSystemMessageParam
 from hypothesis import given
 from hypothesis import strategies as st
-from openai.types.responses.response_input_item_param import AdditionalTools
 from pydantic import TypeAdapter
 
 from warmprefix_requests import (
@@ -231,10 +229,12 @@ def test_what_is_inserted_has_the_shape_of_the_api() -> None:
             {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": tool("messages", "c")}},
         ],
     }
-    TypeAdapter(BetaSystemMessageParam).validate_python(messages[-1])
     item = placed("responses", ["ab", "abc"])[-1]["input"][-1]
     assert item == {"type": "additional_tools", "role": "developer", "tools": [tool("responses", "c")]}
-    TypeAdapter(AdditionalTools).validate_python(item)
+    anthropic = pytest.importorskip("anthropic.types.beta")
+    openai = pytest.importorskip("openai.types.responses.response_input_item_param")
+    TypeAdapter(anthropic.BetaSystemMessageParam).validate_python(messages[-1])
+    TypeAdapter(openai.AdditionalTools).validate_python(item)
 
 
 def test_a_tool_that_comes_back_is_named() -> None:
