@@ -283,7 +283,7 @@ class RedisOrderSharing:
         if answer and not (is_first and len(answer) == count):  # else all are read, so that the newest come last
             stream.position = max(stream.position, answer[-1][0], key=_place)
         wait = _LOOK_SECONDS if now < stream.busy_until else _IDLE_LOOK_SECONDS
-        is_behind = len(answer) == count and not is_first  # a request that waited for the newest comes before older ones
+        is_behind = len(answer) == count and not is_first  # older ones let the request come first that waited
         stream.due_at = now if is_behind else now + wait
         size = _MAX_READ if is_first else _SLICE
         for first in range(0, max(len(orders), is_first), size):
