@@ -32,6 +32,7 @@ import sys
 import venv
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from itertools import takewhile
 from pathlib import Path
 
@@ -324,12 +325,14 @@ def environment(name: str) -> Path:
     print(f"Setting up {directory.name} (once){SIZES.get(name, '')} ...", flush=True)
     try:
         create(directory, python, name)
-        if not installed_by_uv(name, python):
+        if not installed_by_uv(name, python, REQUIREMENTS[name]):
             install(python, "--quiet", "--upgrade", "pip>=25.1")  # the first that has --group
             quiet = [] if name.startswith("demo") else ["--quiet", "--no-compile"]  # Python compiles what it imports
             install(python, *quiet, *REQUIREMENTS[name])
-        if name in OPTIONAL and run(python, "-m", "pip", "install", "--quiet", *OPTIONAL[name]) != 0:
-            print(f"left out, as it cannot be installed: {' '.join(OPTIONAL[name])}", flush=True)
+        optional = OPTIONAL.get(name, [])
+        by_pip: list[str | Path] = [python, "-m", "pip", "install", "--quiet", *optional]
+        if optional and not installed_by_uv(name, python, optional) and run(*by_pip) != 0:
+            print(f"left out, as it cannot be installed: {' '.join(optional)}", flush=True)
         stamp.write_text(wanted)
     except OSError as error:
         raise SystemExit(f"Cannot set up {directory}: {error.strerror}.") from error
@@ -339,14 +342,17 @@ def environment(name: str) -> Path:
 def create(directory: Path, python: Path, name: str) -> None:
     """Make an empty virtual environment that has pip."""
     shutil.rmtree(directory, ignore_errors=True)
+    base = interpreter(name) if name.startswith("python-") else Path(sys.executable)
+    uv = find_uv(may_install=not name.startswith("demo"))
+    if uv and base and run(uv, "venv", "--quiet", "--seed", "--python", base, directory) == 0:
+        return
     if name.startswith("python-"):
-        other = interpreter(name)
-        if other is None or run(other, "-m", "venv", directory) != 0:
+        if base is None or run(base, "-m", "venv", "--clear", directory) != 0:
             raise SystemExit(f"Cannot set up {directory}: there is no {name.replace('-', ' ')} with ensurepip.")
         return
     symlinks = os.name != "nt"  # a copied Python may not find its libraries
     try:
-        venv.create(directory, symlinks=symlinks, with_pip=True)
+        venv.create(directory, symlinks=symlinks, clear=True, with_pip=True)
     except subprocess.CalledProcessError:  # Debian ships venv without ensurepip; copy the pip that runs this
         venv.create(directory, symlinks=symlinks, clear=True)
         where = [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
@@ -354,16 +360,27 @@ def create(directory: Path, python: Path, name: str) -> None:
         install(Path(sys.executable), "--quiet", "--target", packages, "pip")
 
 
-def installed_by_uv(name: str, python: Path) -> bool:
-    """Install an environment's requirements with uv if it is present; return False if pip has to.
+def installed_by_uv(name: str, python: Path, requirements: list[str]) -> bool:
+    """Install requirements with uv if it can be had; return False if pip has to.
 
-    uv is several times faster. It does not read pip's configuration, so pip tries again where uv finds no package, and
-    installs torch, for which that configuration may name a build without CUDA.
+    uv takes a fifth of pip's time. It does not read pip's configuration, so pip tries again where uv finds no package,
+    and installs torch, for which that configuration may name a build without CUDA.
     """
-    uv = shutil.which("uv")
-    if uv is None or name == "kernels":
+    uv = find_uv(may_install=not name.startswith("demo"))
+    if uv is None or name in ("kernels", "open-webui"):
         return False
-    return run(uv, "pip", "install", "--quiet", "--python", python, *REQUIREMENTS[name]) == 0
+    return run(uv, "pip", "install", "--quiet", "--python", python, *requirements) == 0
+
+
+@cache
+def find_uv(*, may_install: bool) -> str | None:
+    """Return the program uv: from the PATH, or else from a folder next to this file, where pip may put it once."""
+    folder = ROOT / ".venv-uv"
+    found = shutil.which("uv") or shutil.which("uv", path=folder / "bin")
+    if found is None and may_install:
+        run(sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target", folder, "uv")
+        found = shutil.which("uv", path=folder / "bin")
+    return found
 
 
 def install(python: Path, *requirements: str) -> None:
