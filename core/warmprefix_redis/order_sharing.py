@@ -277,14 +277,15 @@ class RedisOrderSharing:
             self._failed("redis", answer)
             return
         is_first, stream.is_unread = stream.is_unread, False
+        is_full = len(answer) == count
         if is_first:
             answer = answer[::-1]
         orders = list(self._orders_of_others(stream, answer))
-        if answer and not (is_first and len(answer) == count):  # else all are read, so that the newest come last
+        if answer and not (is_first and is_full):  # else all are read, so that the newest come last
             stream.position = max(stream.position, answer[-1][0], key=_place)
         wait = _LOOK_SECONDS if now < stream.busy_until else _IDLE_LOOK_SECONDS
-        is_behind = len(answer) == count and not is_first  # older ones let the request come first that waited
-        stream.due_at = now if is_behind else now + wait
+        # After the newest ones, a request that waited for them comes before older ones.
+        stream.due_at = now if is_full and not is_first else now + wait
         size = _MAX_READ if is_first else _SLICE
         for first in range(0, max(len(orders), is_first), size):
             if self._streams.get(scope) is not stream or self._closed:
@@ -300,7 +301,7 @@ class RedisOrderSharing:
                 time.sleep(_YIELD_SECONDS)
         if orders and stream.has_caught_up and self._server_offset is not None:
             self._lag = max(time.monotonic() + self._server_offset - _place(stream.position)[0] / 1_000, 0.0)
-        stream.has_caught_up = stream.has_caught_up or len(answer) < count
+        stream.has_caught_up = stream.has_caught_up or not is_full
 
     def _orders_of_others(self, stream: _Stream, entries: Sequence[tuple[bytes, dict[bytes, bytes]]]) -> Iterator[Any]:
         for _, fields in entries:
