@@ -7,10 +7,11 @@ import gc
 import os
 import signal
 import ssl
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import pytest
@@ -76,8 +77,37 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if place in SECOND_TIER and not config.getoption("all") else None
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give out files in the order of `pytest_collection_modifyitems`, and tests that share an engine to one worker."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
+
+    class Scheduling(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return _unit(nodeid)
+
+    config.option.loadscopereorder = False
+    return Scheduling(config, log)
+
+
+def _unit(nodeid: str) -> str:
+    """Return what one worker runs: a file, or the folder whose tests share a server that starts slowly."""
+    return "tests/engine" if nodeid.startswith("tests/engine/") else nodeid.partition("::")[0]
+
+
+_SLOW = 30
+"""What a test marked `slow` or `vllm` counts in the order of files, as others."""
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the second tier unless asked for."""
+    """Put the longest files first, so that no worker is left alone with one; leave out the second tier by default."""
+    sizes: Counter[str] = Counter()
+    for item in items:
+        is_slow = any(item.get_closest_marker(name) is not None for name in ("slow", "vllm"))
+        sizes[_unit(item.nodeid)] += _SLOW if is_slow else 1
+    items.sort(key=lambda item: -sizes[_unit(item.nodeid)])
     if config.getoption("all"):
         return
     older = _older_servers()
