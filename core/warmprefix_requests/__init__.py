@@ -27,7 +27,7 @@ from warmprefix_requests.prompts import RewriteRoute
 from warmprefix_requests.refusals import Attempt, FieldRefusals
 from warmprefix_requests.repeats import Rewritten, restored, rewrite
 from warmprefix_requests.stored_history import StoredHistory
-from warmprefix_requests.tool_lists import SentTools, SteadyMode, SteadyTools, steady_tools
+from warmprefix_requests.tool_lists import SentTools, SteadyMode, SteadyTools, ToolOrders, steady_tools
 from warmprefix_requests.transcript import Transcript
 
 __all__ = [
@@ -46,6 +46,7 @@ __all__ = [
     "SteadyTools",
     "StoredHistory",
     "TextForm",
+    "ToolOrders",
     "Transcript",
     "block_ends",
     "fork",

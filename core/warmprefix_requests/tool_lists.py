@@ -9,13 +9,15 @@ OpenAI's Responses, by the input item `additional_tools`.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from hashlib import blake2b
-from typing import Any, Literal, NamedTuple
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
+from warmprefix.forks import fork_safe_lock
 from warmprefix_requests.prompts import RewriteRoute, canonical_messages, hides_text, items_name
 
-__all__ = ["INLINE_TOOLS", "SentTools", "SteadyMode", "SteadyTools", "steady_tools", "tool_name"]
+__all__ = ["INLINE_TOOLS", "SentTools", "SteadyMode", "SteadyTools", "ToolOrders", "steady_tools"]
 
 SteadyMode = Literal["order", "keep", "behind"]
 """`order` keeps the order and the bytes of first sight, `keep` declares tools that are gone as well, and `behind` has
@@ -31,7 +33,10 @@ _MAX_CHANGES = 64
 _LABELS = ("name", "server_label", "mcp_server_name")
 _FREE_CHOICES = ("auto", "none", "any", "required")
 
+_MAX_CONVERSATIONS = 1_000
+
 _Tool = Mapping[str, Any]
+_T = TypeVar("_T")
 
 
 class _ToolChange(NamedTuple):
@@ -119,7 +124,7 @@ def steady_tools(
     now = _by_name(tools)
     if now is None or not isinstance(tools, list | tuple):
         return None
-    before = {} if sent is None else {tool_name(tool): tool for tool in sent.seen}
+    before = {} if sent is None else {_name(tool): tool for tool in sent.seen}
     bare = {name: _steady(_unmarked(tool), before.get(name)) for name, tool in now.items()}
     seen = {**before, **bare}
     if len(seen) > _MAX_TOOLS:
@@ -137,13 +142,13 @@ def _by_name(tools: object) -> dict[str, _Tool] | None:
     """Return tools by their names; None if these name no single tool each."""
     if not isinstance(tools, list | tuple) or not tools:
         return None
-    found = {tool_name(tool): tool for tool in tools}
+    found = {_name(tool): tool for tool in tools}
     if len(found) < len(tools) or "" in found:
         return None
     return found
 
 
-def tool_name(tool: object) -> str:
+def _name(tool: object) -> str:
     """Return what the model calls a tool, or else its type; empty if it has neither."""
     if not isinstance(tool, Mapping):
         return ""
@@ -174,16 +179,49 @@ def _marked(declared: Sequence[_Tool], now: Mapping[str, _Tool]) -> list[_Tool]:
     """Return tools with the marks that they have now; the one on the last tool stays on the last that can have it."""
     marks = {name: tool[_MARK] for name, tool in now.items() if _MARK in tool}
     last = marks.pop(list(now)[-1], None)
-    can_have = [tool_name(tool) for tool in declared if not tool.get("defer_loading")]
+    can_have = [_name(tool) for tool in declared if not tool.get("defer_loading")]
     if last is not None and can_have:
         marks[can_have[-1]] = last
-    return [{**tool, _MARK: marks[name]} if (name := tool_name(tool)) in marks else tool for tool in declared]
+    return [{**tool, _MARK: marks[name]} if (name := _name(tool)) in marks else tool for tool in declared]
 
 
 def _choice(body: Mapping[str, Any]) -> object:
     """Return what `tool_choice` asks for; None without one."""
     choice = body.get("tool_choice")
     return choice.get("type") if isinstance(choice, Mapping) else choice
+
+
+class ToolOrders(Generic[_T]):
+    """The tools of a framework's latest 1,000 conversations, in the order in which each had them first.
+
+    Thread-safe. A copy has no conversations, since tools may not be copied.
+    """
+
+    def __init__(self) -> None:
+        self._declared: OrderedDict[Hashable, tuple[SentTools, dict[str, _T]]] = OrderedDict()
+        self._lock = fork_safe_lock()
+
+    def __reduce__(self) -> tuple[type[ToolOrders[_T]], tuple[()]]:
+        return type(self), ()
+
+    def ordered(
+        self, conversation: Hashable, tools: Sequence[_T], body: Mapping[str, Any], mode: SteadyMode
+    ) -> Sequence[_T]:
+        """Return the tools to declare in place of those that `body` defines, one by one; see `steady_tools`."""
+        now = dict(zip(map(_name, body["tools"]), tools, strict=True))
+        with self._lock:
+            before, kept = self._declared.get(conversation, (None, {}))
+            steady = steady_tools("chat", body, before, mode)
+            if steady is None:
+                return tools
+            same = {} if before is None else {_name(schema): schema for schema in before.seen}
+            seen = {_name(schema): schema for schema in steady.sent.seen}
+            kept = {name: kept[name] if schema is same.get(name) else now[name] for name, schema in seen.items()}
+            self._declared[conversation] = steady.sent, kept
+            self._declared.move_to_end(conversation)
+            if len(self._declared) > _MAX_CONVERSATIONS:
+                self._declared.popitem(last=False)
+        return [kept[_name(schema)] for schema in steady.tools]
 
 
 # -- behind the history ------------------------------------------------------------------------------------------------
@@ -200,22 +238,20 @@ def _behind(
     digests = _digests(route, body, {change.messages for change in sent.changes} | {len(messages)})
     if not sent.front or any(not _stands(route, messages, change, digests) for change in sent.changes):
         return anew
-    front = [tool for tool in sent.front if not tool.get("defer_loading") or tool_name(tool) in now]
-    defined = {tool_name(tool): tool for tool in front}
+    front = [tool for tool in sent.front if not tool.get("defer_loading") or _name(tool) in now]
+    defined = {_name(tool): tool for tool in front}
     offered = set(defined)
     for change in sent.changes:
-        defined.update((tool_name(tool), tool) for tool in change.added)
-        offered = offered.difference(change.removed).union(map(tool_name, change.added), change.again)
-    new = [tool for tool in flat if json.dumps(defined.get(tool_name(tool))) != json.dumps(tool)]
-    again = tuple(
-        [name for name in map(tool_name, flat) if name in defined.keys() - offered - set(map(tool_name, new))]
-    )
+        defined.update((_name(tool), tool) for tool in change.added)
+        offered = offered.difference(change.removed).union(map(_name, change.added), change.again)
+    new = [tool for tool in flat if json.dumps(defined.get(_name(tool))) != json.dumps(tool)]
+    again = tuple([name for name in map(_name, flat) if name in defined.keys() - offered - set(map(_name, new))])
     removed = tuple([name for name in defined if name in offered and name not in now])
     front += [tool for tool in new if tool.get("defer_loading")]  # these are no part of the prompt's beginning
     added = tuple([tool for tool in new if not tool.get("defer_loading")])
     changes = sent.changes
     if added or again or removed:
-        is_replaced = any(tool_name(tool) in defined for tool in added)
+        is_replaced = any(_name(tool) in defined for tool in added)
         if (
             not _can_change(route, added, front, replaces=bool(again or removed) or is_replaced)
             or len(changes) >= _MAX_CHANGES

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -13,8 +12,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 from warmprefix import MissingExtraError
 from warmprefix.forks import fork_safe_lock
-from warmprefix_requests import Echoes, SentTools, SteadyMode, Transcript, steady_tools
-from warmprefix_requests.tool_lists import tool_name
+from warmprefix_requests import Echoes, ToolOrders, Transcript
 
 try:
     from langchain.agents.middleware import AgentMiddleware, ModelRequest, ModelResponse
@@ -33,9 +31,6 @@ _WRITTEN = "warmprefix"
 """Key in a copy's `response_metadata` that names the instance which wrote it.
 
 LangChain's own middleware marks its copies in the same place, which is not sent to the model."""
-
-_MAX_CONVERSATIONS = 1_000
-"""Conversations whose tools are remembered."""
 
 ToolsMode = Literal["off", "order", "keep"]
 
@@ -131,9 +126,7 @@ class ContextReuseMiddleware(AgentMiddleware[Any, Any]):
         self._only = None if tools is None else _names(tools)
         self._name = type(self).__name__ if name is None else name
         self._tools_mode: ToolsMode = steady_tools
-        self._declared: OrderedDict[tuple[str, str], tuple[SentTools, dict[str, BaseTool | dict[str, Any]]]]
-        """What each conversation has declared, and the tools by their names."""
-        self._declared = OrderedDict()
+        self._tools: ToolOrders[BaseTool | dict[str, Any]] = ToolOrders()
         self._stats = MiddlewareStats()
         self._lock = fork_safe_lock()
 
@@ -189,26 +182,13 @@ class ContextReuseMiddleware(AgentMiddleware[Any, Any]):
         if self._tools_mode == "off" or not request.tools:
             return request
         try:
-            key = _conversation(request.messages)
-            if not any(key):
+            thread, first = conversation = _conversation(request.messages)
+            if not (thread or first):
                 return request
-            mode: SteadyMode = self._tools_mode if key[0] else "order"
             schemas = [tool if isinstance(tool, dict) else convert_to_openai_tool(tool) for tool in request.tools]
-            now = dict(zip(map(tool_name, schemas), request.tools, strict=True))
             body = {"tools": schemas, "tool_choice": request.tool_choice}
-            with self._lock:
-                before, tools = self._declared.get(key, (None, {}))
-                steady = steady_tools("chat", body, before, mode)
-                if steady is None:
-                    return request
-                same = {} if before is None else {tool_name(schema): schema for schema in before.seen}
-                seen = {tool_name(schema): schema for schema in steady.sent.seen}
-                tools = {name: tools[name] if schema is same.get(name) else now[name] for name, schema in seen.items()}
-                self._declared[key] = steady.sent, tools
-                self._declared.move_to_end(key)
-                if len(self._declared) > _MAX_CONVERSATIONS:
-                    self._declared.popitem(last=False)
-            return request.override(tools=[tools[tool_name(schema)] for schema in steady.tools])
+            tools = self._tools.ordered(conversation, request.tools, body, self._tools_mode if thread else "order")
+            return request.override(tools=list(tools))
         except Exception as error:
             stats = self._count(errors=1)
             level = logging.WARNING if stats.errors == 1 else logging.DEBUG

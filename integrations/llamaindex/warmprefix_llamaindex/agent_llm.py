@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Collection, Generator, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import AsyncGenerator, Collection, Generator, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from llama_index.core.base.llms.types import (
     ChatMessage,
@@ -24,10 +24,11 @@ from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.llms.llm import ToolSelection
 from llama_index.core.schema import MetadataMode
 from llama_index.core.tools import RetrieverTool, ToolOutput
+from llama_index_instrumentation.dispatcher import active_instrument_tags
 from typing_extensions import Self
 
 from warmprefix.forks import fork_safe_lock
-from warmprefix_requests import Echoes, Transcript
+from warmprefix_requests import Echoes, ToolOrders, Transcript
 
 if TYPE_CHECKING:
     from llama_index.core.tools import BaseTool
@@ -63,6 +64,10 @@ class ContextReuseLLM(FunctionCallingLLM):
     LlamaIndex does not mark the messages of failed tool calls, so a repeated error of `min_tokens` or more becomes a
     reference too. `structured_predict` passes its prompt on unchanged: agents quote the conversation in it, without
     tool messages.
+
+    With `steady_tools`, the list of an agent whose tools change keeps its beginning. A conversation is known by its
+    system prompt and the tags `conversation_id` and `tenant` of `instrument_tags`, or without that id by its first
+    question. The agent answers a call of a tool that is gone as it does with any unknown tool.
     """
 
     llm: SerializeAsAny[FunctionCallingLLM] = Field(description="The model that answers.")
@@ -78,8 +83,14 @@ class ContextReuseLLM(FunctionCallingLLM):
     min_tokens: int = Field(
         default=64, ge=0, description="Minimum size of a result or passage that may become a reference."
     )
+    steady_tools: Literal["off", "order", "keep"] = Field(
+        default="off",
+        description="`order` keeps the order in which a conversation's tools came. `keep` also declares tools that are "
+        "gone, in runs with the tag `conversation_id`.",
+    )
 
     _failed: bool = PrivateAttr(default=False)
+    _orders: ToolOrders[Any] = PrivateAttr(default_factory=ToolOrders)
     _restored: int = PrivateAttr(default=0)
 
     @model_validator(mode="before")
@@ -130,6 +141,28 @@ class ContextReuseLLM(FunctionCallingLLM):
             self._log_failure("tool messages stay unchanged")
             rewritten += messages[len(rewritten) :]
         return rewritten, echoes
+
+    def _steady(
+        self, tools: Sequence[BaseTool], messages: Sequence[ChatMessage], options: Mapping[str, Any]
+    ) -> Sequence[BaseTool]:
+        """Return the tools in the order in which the conversation had them first."""
+        if self.steady_tools == "off":
+            return tools
+        try:
+            tags = active_instrument_tags.get()
+            named = tags.get("conversation_id")
+            texts = {role: [each.content for each in messages if each.role == role] for role in ("system", "user")}
+            begun = named or next(iter(texts["user"]), None)
+            if begun is None:
+                return tools
+            schemas = [tool.metadata.to_openai_tool(skip_length_check=True) for tool in tools]
+            choice = "required" if options.get("tool_required") else options.get("tool_choice")
+            conversation = (tags.get("tenant"), named, begun, *texts["system"])
+            mode = self.steady_tools if named else "order"
+            return self._orders.ordered(conversation, tools, {"tools": schemas, "tool_choice": choice}, mode)
+        except Exception:
+            self._log_failure("the tools stay as they are")
+            return tools
 
     def _log_failure(self, message: str) -> None:
         level = logging.DEBUG if self._failed else logging.WARNING
@@ -212,7 +245,8 @@ class ContextReuseLLM(FunctionCallingLLM):
         **kwargs: Any,
     ) -> ChatResponse:
         sent, echoes = self._arranged(chat_history or [])
-        return self._answer(self.llm.chat_with_tools(tools, user_msg, sent, *args, **kwargs), echoes)
+        steady = self._steady(tools, chat_history or [], kwargs)
+        return self._answer(self.llm.chat_with_tools(steady, user_msg, sent, *args, **kwargs), echoes)
 
     def stream_chat_with_tools(
         self,
@@ -223,7 +257,8 @@ class ContextReuseLLM(FunctionCallingLLM):
         **kwargs: Any,
     ) -> ChatResponseGen:
         sent, echoes = self._arranged(chat_history or [])
-        return self._stream(self.llm.stream_chat_with_tools(tools, user_msg, sent, *args, **kwargs), echoes)
+        steady = self._steady(tools, chat_history or [], kwargs)
+        return self._stream(self.llm.stream_chat_with_tools(steady, user_msg, sent, *args, **kwargs), echoes)
 
     async def achat_with_tools(
         self,
@@ -234,7 +269,8 @@ class ContextReuseLLM(FunctionCallingLLM):
         **kwargs: Any,
     ) -> ChatResponse:
         sent, echoes = self._arranged(chat_history or [])
-        return self._answer(await self.llm.achat_with_tools(tools, user_msg, sent, *args, **kwargs), echoes)
+        steady = self._steady(tools, chat_history or [], kwargs)
+        return self._answer(await self.llm.achat_with_tools(steady, user_msg, sent, *args, **kwargs), echoes)
 
     async def astream_chat_with_tools(
         self,
@@ -245,7 +281,8 @@ class ContextReuseLLM(FunctionCallingLLM):
         **kwargs: Any,
     ) -> ChatResponseAsyncGen:
         sent, echoes = self._arranged(chat_history or [])
-        return self._astream(await self.llm.astream_chat_with_tools(tools, user_msg, sent, *args, **kwargs), echoes)
+        steady = self._steady(tools, chat_history or [], kwargs)
+        return self._astream(await self.llm.astream_chat_with_tools(steady, user_msg, sent, *args, **kwargs), echoes)
 
     # -- methods that pass everything on unchanged -------------------------------------------------------------------
 
