@@ -107,7 +107,7 @@ def _flavour(path: Path) -> tuple[str | None, str | None]:
     """Return a binary's flavour, or None and the reason why its flavour is unknown."""
     try:
         answer = subprocess.run(
-            [path, "--version"], capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL, timeout=5
+            [path, "--version"], capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL, timeout=30
         ).stdout
     except (OSError, subprocess.SubprocessError) as error:
         return None, f"because --version fails: {error}"
@@ -150,7 +150,7 @@ def free_port() -> int:
     raise RuntimeError("no free port between 10240 and 22000")
 
 
-def wait_until(condition: Callable[[], object], what: str, seconds: float = 30.0) -> None:
+def wait_until(condition: Callable[[], object], what: str, seconds: float = 120.0) -> None:
     """Check a condition every 20 ms until it is true. A Redis error counts as false.
 
     Raises:
@@ -246,7 +246,7 @@ class Server(_Running):
     """
 
     _defaults: Mapping[str, str] = {"save": "", "appendonly": "no"}
-    start_seconds = 30.0
+    start_seconds = 60.0
     """Seconds after the start within which it must answer."""
 
     def __init__(
@@ -421,7 +421,7 @@ class Server(_Running):
 class _Trial(Server):
     """A server that is started only to see whether its binary works."""
 
-    start_seconds = 5.0
+    start_seconds = 30.0
 
 
 class Sentinel(Server):
@@ -581,7 +581,7 @@ class SentinelSetup(_Running):
         port = int(answer[1])
         return next(server for server in self.servers if server.port == port)
 
-    def wait_for_failover(self, old: Server, seconds: float = 30.0) -> Server:
+    def wait_for_failover(self, old: Server, seconds: float = 120.0) -> Server:
         """Wait until another server than `old` is and reports itself the master; return it."""
 
         def is_over() -> bool:

@@ -31,7 +31,7 @@ def characters(text: str) -> list[int]:
     return [ord(character) for character in text]
 
 
-def wait_until(condition: Callable[[], object], timeout: float = 20.0) -> None:
+def wait_until(condition: Callable[[], object], timeout: float = 60.0) -> None:
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, "the condition did not hold in time"
