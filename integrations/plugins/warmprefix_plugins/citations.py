@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 __all__ = ["Citations", "steady_numbers"]
 
 _FIRST, _LAST = 3_000, 9_999
-_CITATION = re.compile(r"\[(\d{4}(?:[,;] ?\d{4})*)\]")
-_BEGUN = re.compile(r"\[(?:\d{1,4}|\d{4}(?:[,;] ?\d{0,4})+)?\Z")
+_CITATION = re.compile(r"\[(\d{4}(?:[,;]\s{0,3}\d{4})*)\]")
+_BEGUN = re.compile(r"\[(?:\d{1,4}|\d{4}(?:[,;]\s{0,3}\d{0,4})+)?\Z")
 """The beginning of what may become a citation."""
 _MOST_BEGUN = 512
 
@@ -23,8 +23,13 @@ def steady_numbers(sources: Sequence[str], text: str) -> list[int]:
 
     >>> steady_numbers(["tides.md", "moon.md"], "The sea is 3,688 metres deep.")
     [4359, 3553]
+
+    Raises:
+        ValueError: `text` and the sources have all numbers.
     """
-    taken = set(re.findall(r"(?<!\d)\d{4}(?!\d)", text))
+    taken = set(map(str, range(_FIRST, _LAST + 1))).intersection(re.findall(r"(?<!\d)\d{4}(?!\d)", text))
+    if len(taken) + len(sources) > _LAST - _FIRST + 1:
+        raise ValueError(f"text must leave a number for each of the {len(sources)} sources, got {len(taken)} in it")
     numbers: list[int] = []
     for name in sources:
         number = _FIRST + zlib.crc32(name.encode("utf-8", "surrogatepass")) % (_LAST - _FIRST + 1)
@@ -61,7 +66,7 @@ class Citations:
         return _CITATION.sub(self._replaced, text)
 
     def _replaced(self, citation: re.Match[str]) -> str:
-        numbers = re.split("[,;] ?", citation[1])
+        numbers = re.split(r"[,;]\s*", citation[1])
         if not self._numbers.keys() >= set(numbers):  # it is no citation of these sources
             return citation[0]
         return f"[{', '.join([self._numbers[number] for number in numbers])}]"

@@ -24,6 +24,8 @@ _MOST_ANSWERS, _MOST_CHARACTERS = 10_000, 32_000_000
 numbers that the model writes."""
 _TEXTS = ("content", "reasoning_content", "reasoning")
 """Fields of a piece of an answer that a page shows."""
+_PLACES = ("item_id", "output_index", "content_index", "summary_index")
+_LAST_EVENTS = ("response.completed", "response.incomplete")
 
 
 class _Source(NamedTuple):
@@ -175,6 +177,11 @@ class SourceFilter:
                 self.planner.abandon(oldest.plan)
 
     def _show(self, event: dict[str, Any], answer: _Answer) -> None:
+        kind = event.get("type")
+        if isinstance(kind, str) and kind.startswith("response."):
+            _show_output(kind, event, answer.citations)
+            self._end(answer, ended=kind in _LAST_EVENTS)
+            return
         choices = event.get("choices")
         for choice in choices if isinstance(choices, list) else ():
             delta, ended = choice.get("delta"), bool(choice.get("finish_reason"))
@@ -187,14 +194,34 @@ class SourceFilter:
                         shown = answer.citations.shown(text or "", field, ended=ended)
                         if shown or field in delta:
                             delta[field] = shown
-            if ended and not answer.committed:
-                answer.committed = True
-                self.planner.commit(answer.plan)
+            self._end(answer, ended=ended)
+
+    def _end(self, answer: _Answer, *, ended: bool) -> None:
+        if ended and not answer.committed:
+            answer.committed = True
+            self.planner.commit(answer.plan)
 
     def _warn(self) -> None:
         if not self._has_warned:
             self._has_warned = True
             _LOG.warning("a prompt or an answer stays as it is; later failures are not logged", exc_info=True)
+
+
+def _show_output(kind: str, event: dict[str, Any], citations: Citations) -> None:
+    """Change an event of the Responses API: a piece of a text, or the whole text behind its pieces."""
+    field = str([kind.rpartition(".")[0], *map(event.get, _PLACES)])
+    if kind.endswith("text.delta"):
+        event["delta"] = citations.shown(event["delta"], field)
+        return
+    citations.shown("", field, ended=True)  # the whole text has what was kept back
+    waiting: list[Any] = [event]
+    while waiting:
+        holder = waiting.pop()
+        for key, value in holder.items() if isinstance(holder, dict) else enumerate(holder):
+            if isinstance(value, str) and key == "text":
+                holder[key] = citations.shown(value, ended=True)
+            elif isinstance(value, dict | list):
+                waiting.append(value)
 
 
 def _key(metadata: Mapping[str, Any]) -> tuple[str, str]:

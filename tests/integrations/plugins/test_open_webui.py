@@ -120,6 +120,28 @@ def test_a_citation_is_read_across_pieces_whatever_an_engine_says_of_unfinished_
     assert text == "[2]."
 
 
+@pytest.mark.parametrize("last", ["response.completed", "response.incomplete"])
+def test_citations_of_the_responses_api_are_read_across_pieces_and_in_whole_texts(last: str) -> None:
+    filters, sources = SourceFilter(), [source_of(*PASSAGES[0]), source_of(*PASSAGES[1])]
+    metadata = about(sources)
+    prompt = filters.request(request(sources), __metadata__=metadata)["messages"][0]["content"]
+    [number] = [number for number, text in read(prompt) if text == PASSAGES[1][1]]
+    answer = f"So [{number}], or [{number}"
+    place = {"item_id": "m", "output_index": 0, "content_index": 0}
+    item = {"id": "m", "type": "message", "content": [{"type": "output_text", "text": answer, "annotations": []}]}
+    streamed = [{"type": "response.output_text.delta", **place, "delta": piece} for piece in answer]
+    streamed.append({"type": "response.output_text.done", **place, "text": answer})
+    streamed.append({"type": "response.output_item.done", "output_index": 0, "item": copy.deepcopy(item)})
+    streamed.append({"type": last, "response": {"id": "r", "output": [item], "text": {"format": {"type": "text"}}}})
+    *pieces, text, done, whole = [filters.stream(event, __metadata__=metadata) for event in streamed]
+    shown = f"So [2], or [{number}"
+    assert f"{''.join([piece['delta'] for piece in pieces])}[{number}" == text["text"] == shown
+    assert done["item"]["content"][0]["text"] == whole["response"]["output"][0]["content"][0]["text"] == shown
+    assert filters.planner.stats().commits == 1
+    again = {"type": "response.output_text.delta", **place, "delta": "Yes"}  # the next answer behind a call of a tool
+    assert filters.stream(again, __metadata__=metadata)["delta"] == "Yes"
+
+
 def test_a_list_of_many_citations_is_read_across_pieces() -> None:
     citations = Citations({number: number - 3_999 for number in range(4_000, 4_030)})
     pieces = ["[", *[f"{number}, " for number in range(4_000, 4_029)], "4029", "]"]
@@ -230,6 +252,22 @@ def test_numbers_do_not_stand_in_the_prompt() -> None:
     [number] = steady_numbers(["a.md"], "")
     assert steady_numbers(["a.md"], f"It is [{number}].") == [number + 1]
     assert len(set(steady_numbers([f"{i}.md" for i in range(2_000)], ""))) == 2_000
+
+
+def test_a_prompt_with_all_numbers_stays_as_it_is() -> None:
+    """A table that is sent as a whole may have them."""
+    table = "\n".join(map(str, range(10_000)))
+    sources = [source_of("a.md", table), source_of("b.md", "b")]
+    body = request(sources)
+    before = copy.deepcopy(body)
+    assert SourceFilter().request(body, __metadata__=about(sources)) == before
+
+
+@pytest.mark.parametrize("between", [",", ", ", ",  ", ",\n", "; "])
+def test_citations_of_several_sources_are_read_as_open_webui_reads_them(between: str) -> None:
+    citations = Citations({4000: 1, 4001: 2})
+    text = f"[4000{between}4001]"
+    assert "".join(map(citations.shown, text)) == "[1, 2]"
 
 
 def test_an_answer_that_never_ends_is_bounded() -> None:
