@@ -18,7 +18,10 @@ from warmprefix_requests import MemoryNotes
 __all__ = ["TailMemory"]
 
 _UNITS = re.compile(r"\n(?=<fact>)|\n\n+")
-"""What separates the memories in a block's text: facts stand in lines, retrieved nodes in paragraphs."""
+"""What separates the memories in a block's text: facts stand in lines, others in paragraphs."""
+_MESSAGE = "<message role='"
+_NODES = re.compile(rf"\n\n+(?={_MESSAGE})")
+"""What separates the nodes of a `VectorMemoryBlock`, whose messages have paragraphs of their own."""
 
 
 class TailMemory(Memory):
@@ -60,7 +63,9 @@ class TailMemory(Memory):
         if questions and history[-1].role != MessageRole.ASSISTANT and newest not in found:
             contents = await self._get_memory_blocks_content(history, **block_kwargs)
             texts = {name: text for name, content in contents.items() if (text := _text(content)) is not None}
-            if len(texts) == len(contents):
+            if len(texts) < len(contents):
+                found = {}
+            else:
                 sizes = [sum(map(self._estimate_token_count, parts)) for parts in (texts.values(), history)]
                 kept = await self._truncate_memory_blocks(texts, *sizes)
                 # A block that has no text now was emptied; one that was cut or dropped for want of room says nothing.
@@ -94,13 +99,13 @@ class TailMemory(Memory):
     async def _noted(self, history: Sequence[ChatMessage], found: Mapping[int, dict[str, str]]) -> list[ChatMessage]:
         messages = list(history)
         notes = {block.name: MemoryNotes() for block in self.memory_blocks}
-        whole = self._whole_blocks()
+        whole, kinds = self._whole_blocks(), {block.name: type(block) for block in self.memory_blocks}
         for place, texts in found.items():
             written: dict[str, Any] = {
                 name: note
                 for name in notes
                 if name in texts
-                and (note := notes[name].note(map(Remembered, _UNITS.split(texts[name])), is_all=name in whole))
+                and (note := notes[name].note(map(Remembered, _units(kinds[name], texts[name])), is_all=name in whole))
             }
             if written:
                 shown, _ = await self._format_memory_blocks(written)
@@ -119,6 +124,13 @@ def _text(content: Any) -> str | None:
     if all(isinstance(part, TextBlock) for part in content):
         return "\n\n".join([part.text for part in content])
     return None
+
+
+def _units(kind: type, text: str) -> list[str]:
+    """Return the memories in a block's text; equal paragraphs of one memory stay."""
+    if issubclass(kind, StaticMemoryBlock):
+        return [text]
+    return (_NODES if _MESSAGE in text else _UNITS).split(text)
 
 
 def _digest(messages: Sequence[ChatMessage]) -> bytes:

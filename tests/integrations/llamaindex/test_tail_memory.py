@@ -159,6 +159,33 @@ def test_retrieved_messages_are_shown_once(memory_of: Any) -> None:
     assert texts(turn(memory, "Bye."))[-1] == "Bye.", "what is not found again was not removed"
 
 
+def test_retrieved_messages_keep_paragraphs_that_others_have_too(memory_of: Any) -> None:
+    first, second = (
+        f"<message role='user'>Does Ann like {what}?\n\nYes.\n\nYes.</message>" for what in ("tea", "cats")
+    )
+    store = Nodes(nodes=[TextNode(text=first)])
+    block = VectorMemoryBlock(name="said", vector_store=store, embed_model=MockEmbedding(4), similarity_top_k=9)
+    memory = memory_of(memory_blocks=[block])
+    turn(memory, "Hello?")
+    store.nodes.append(TextNode(text=second))
+    prompt = turn(memory, "And?")
+    assert texts(prompt)[0].count("Yes.") == texts(prompt)[-1].count("Yes.") == 2
+    assert "tea" not in texts(prompt)[-1]
+
+
+def test_a_static_text_keeps_its_paragraphs(memory_of: Any) -> None:
+    hours = "Monday:\n\nclosed\n\nTuesday:\n\nclosed"
+    memory = memory_of(memory_blocks=[StaticMemoryBlock(name="hours", static_content=[TextBlock(text=hours)])])
+    assert texts(turn(memory, "Hello?"))[0].split("\n")[2:7] == [
+        "[Memories]",
+        "- Monday:",
+        "closed",
+        "Tuesday:",
+        "closed",
+    ]
+    assert texts(turn(memory, "And?"))[-1] == "And?"
+
+
 def test_what_does_not_fit_begins_anew(memory_of: Any) -> None:
     block = Notes(found={f"{number}?": f"Fact {number}. " * 60 for number in range(9)})
     memory = memory_of(token_limit=900, token_flush_size=300, memory_blocks=[block])
@@ -225,6 +252,20 @@ def test_anything_else_is_what_a_memory_returns(memory_of: Any, block: Any) -> N
             prompts.append(texts(turn(memory, "Hello?")))
     assert prompts[0] == prompts[1]
     assert any(TEA in text or "picture" in text for text in prompts[0])
+
+
+class Painted(Notes):
+    """A block that returns messages once it is full."""
+
+    async def _aget(self, messages: list[ChatMessage] | None = None, **options: Any) -> Any:
+        text = await super()._aget(messages, **options)
+        return text if len(self.asked) == 1 else [ChatMessage(role="system", content=text)]
+
+
+def test_what_a_block_returns_besides_text_is_shown_behind_notes_too(memory_of: Any) -> None:
+    memory = memory_of(memory_blocks=[Painted(found={"Tea?": TEA, "Cats?": CATS})])
+    turn(memory, "Tea?")
+    assert CATS in "".join(texts(turn(memory, "Cats?")))
 
 
 def test_a_chat_engine_sends_what_only_grows(recording_llm: Any, memory_of: Any) -> None:
