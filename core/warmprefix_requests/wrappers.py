@@ -26,7 +26,7 @@ _JSON_STRING = re.compile(r'"(?:output|content|text|stdout|result)"\s*:\s*(?=")'
 _MAX_AROUND_CHARACTERS = 256
 """Characters of JSON in front of an output, and behind it; with more, it is one of several."""
 
-_LINE_NUMBER = re.compile(r"\n *\d+[\t|→]")
+_LINE_NUMBER = re.compile(r"\n *(\d{1,9})[\t|→]")
 """What Claude Code, Hermes and `cat -n` put in front of each line."""
 
 _MAX_NUMBER_CHARACTERS = 16
@@ -104,13 +104,16 @@ def _in_json(result: str, begin: int) -> BareOutput | None:
 
 
 def _without_numbers(text: str) -> str | None:
-    """Return a text without the numbers of its lines; None if not all lines have one."""
-    if _LINE_NUMBER.match(f"\n{text[:_MAX_NUMBER_CHARACTERS].lstrip()}") is None:
+    """Return a text without the numbers of its lines; None if it has none, or a table's first column."""
+    first = _LINE_NUMBER.match(f"\n{text[:_MAX_NUMBER_CHARACTERS].lstrip()}")
+    if first is None:
         return None
     text = "\n" + text.strip("\n")
-    plain, numbers = _LINE_NUMBER.subn("\n", text)
-    plain = plain.strip()
-    return None if numbers < text.count("\n") or REFERENCE.fullmatch(plain) else plain
+    begin = int(first[1])
+    if [*map(int, _LINE_NUMBER.findall(text))] != [*range(begin, begin + text.count("\n"))]:
+        return None
+    plain = _LINE_NUMBER.sub("\n", text).strip()
+    return None if REFERENCE.fullmatch(plain) else plain
 
 
 def plain_paragraphs(text: str) -> list[str]:

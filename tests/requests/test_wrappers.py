@@ -145,6 +145,16 @@ def test_an_output_may_be_that_of_numbered_lines(route: RewriteRoute, number: st
     assert restored(route, rewritten.body) == body
 
 
+@pytest.mark.parametrize("separator", ["\t", "|"])
+@pytest.mark.parametrize("step", [7, -1, 0])
+def test_the_first_column_of_a_table_is_no_line_number(separator: str, step: int) -> None:
+    lines = BODIES[2].split("\n")
+    table = "\n".join([f"{100 + step * at}{separator}{line}" for at, line in enumerate(lines)])
+    for first in (table, json.dumps({"content": table})):
+        body = body_of("chat", [("query", "a", first), ("query", "b", BODIES[2])])
+        assert rewrite("chat", body).body is body
+
+
 @pytest.mark.parametrize("numbered", [f"1\t{BARE}", f"1\t{BARE}\n2\t", json.dumps({"content": f"1|{BARE}\n2|"})])
 def test_a_numbered_line_is_no_reference(numbered: str) -> None:
     body = body_of("chat", [("read", "a", hermes(SEA)), ("read", "b", numbered)])
