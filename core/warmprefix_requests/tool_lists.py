@@ -100,8 +100,9 @@ def steady_tools(
     A tool stays where it was declared first, also if it was gone in between; a new one goes to the end. If a definition
     differs from the one sent before by the order of its keys alone, that one's bytes are sent. A definition that
     changed otherwise is sent as it is. A cache mark on the last tool stays on the last tool. A list is left alone if
-    two of its tools have the same name, if one has neither name nor type, or if it is empty: requests for titles and
-    summaries have no tools, and get none. O(tools), with `behind` O(characters) once a tool came or went.
+    two of its tools have the same name, if one has neither name nor type or a number that no float holds, or if it is
+    empty: requests for titles and summaries have no tools, and get none. O(tools), with `behind` O(characters) once a
+    tool came or went.
 
     >>> def body(*names):
     ...     return {"messages": [], "tools": [{"type": "function", "function": {"name": name}} for name in names]}
@@ -120,9 +121,13 @@ def steady_tools(
     Returns:
         None if the list is left alone.
     """
-    tools = body.get("tools")
+    tools: Any = body.get("tools")
     now = _by_name(tools)
-    if now is None or not isinstance(tools, list | tuple):
+    if now is None:
+        return None
+    try:
+        given = json.dumps(tools, allow_nan=False)
+    except ValueError:  # written again, it would be no JSON
         return None
     before = {} if sent is None else {_name(tool): tool for tool in sent.seen}
     bare = {name: _steady(_unmarked(tool), before.get(name)) for name, tool in now.items()}
@@ -132,7 +137,7 @@ def steady_tools(
     keeps = mode == "keep" and _choice(body) in (None, "auto", "none")
     declared = [tool for name, tool in seen.items() if name in now or (keeps and _is_function(tool))]
     listed = _marked(declared, now)
-    same = json.dumps(listed) == json.dumps(tools)
+    same = json.dumps(listed) == given
     new = SentTools(tuple(seen.values())) if sent is None else sent._replace(seen=tuple(seen.values()))
     steady = SteadyTools(tools if same else listed, new)
     return _behind(route, body, now, declared, steady) if mode == "behind" and route != "chat" else steady

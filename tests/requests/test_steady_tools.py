@@ -140,9 +140,10 @@ def test_the_same_list_is_the_given_one() -> None:
         [{"name": "a"}, {}],
         [{"name": 1}],
         [{"type": "function", "function": None}],
+        [{"name": "a", "input_schema": {"maximum": json.loads("1e400")}}],
     ],
 )
-def test_lists_without_a_name_for_each_tool_are_left_alone(tools: object) -> None:
+def test_lists_that_cannot_be_arranged_are_left_alone(tools: object) -> None:
     assert steady_tools("chat", {"tools": tools, "messages": []}, SentTools(({"name": "b"},))) is None
 
 
