@@ -39,6 +39,8 @@ _COMMA = re.compile(r"\s*,\s*")
 _TEXTS = ("text", "content", "page_content", "snippet", "memory")
 """Fields of which an object with retrieved text has one."""
 _TIME = re.compile(r"\d{4}-\d\d-\d\d")
+_TIMES = re.compile(r"time|date|start|offset|\bts$|_at$", re.IGNORECASE)
+"""Names of fields with numbers that say when, or how far from a beginning; unlike scores, they rise or fall in time."""
 _MEMORIES = re.compile(
     r"^(?:user |relevant )?memories:\n((?:- [^\n]*(?:\n|\Z)){2,})(?=\n|\Z)", re.IGNORECASE | re.MULTILINE
 )
@@ -345,16 +347,28 @@ def _are_numbered(blocks: Sequence[str]) -> bool:
 
 
 def _are_in_sequence(blocks: Sequence[str]) -> bool:
-    """Return True if a field of all these JSON objects counts up, or has dates that rise or fall."""
+    """Return True if a field of all these JSON objects, or of objects in them, is in a sequence."""
     try:
-        objects = [json.loads(block) for block in blocks]
+        objects = [_fields(json.loads(block)) for block in blocks]
     except (ValueError, RecursionError):
         return False
-    for name in objects[0]:
-        values = [str(each.get(name)) for each in objects]
-        if all(_NUMBER.fullmatch(value) for value in values):
-            if all(int(value[:9]) == int(values[0][:9]) + place for place, value in enumerate(values)):
-                return True
-        elif all(map(_TIME.match, values)) and sorted(set(values)) in (values, values[::-1]):
-            return True
-    return False
+    return any(_is_sequence(name, [str(each.get(name)) for each in objects]) for name in objects[0])
+
+
+def _fields(found: Mapping[str, Any]) -> dict[str, Any]:
+    inner = {name: value for name, value in found.items() if isinstance(value, dict)}
+    return {**found, **{f"{name}.{key}": each for name, value in inner.items() for key, each in value.items()}}
+
+
+def _is_sequence(name: str, values: Sequence[str]) -> bool:
+    """Return True if the values of a field count up, or are times that rise or fall."""
+    if all(map(_TIME.match, values)):
+        return sorted(set(values)) in (values, values[::-1])
+    try:
+        numbers = list(map(float, values))
+    except ValueError:
+        return False
+    rising = sorted(set(numbers))
+    if _TIMES.search(name):
+        return rising in (numbers, numbers[::-1])
+    return rising == numbers == [numbers[0] + place for place in range(len(numbers))]

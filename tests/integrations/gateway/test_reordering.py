@@ -199,6 +199,11 @@ def test_numbered_blocks_keep_their_order(head: str, first: int) -> None:
         lambda number: {"score": 0.5, "index": str(number + 7)},
         lambda number: {"created_at": f"2026-11-{10 + number}T08:00:00Z"},
         lambda number: {"date": f"2026-11-{29 - number}"},
+        lambda number: {"user": "U7", "ts": f"{1755517523 + 61 * number}.000{number * number}"},
+        lambda number: {"by": "ann", "time": 1175714200 - 99 * number},
+        lambda number: {"start": 3.5 * number, "duration": 3.4},
+        lambda number: {"metadata": {"source": "sea.pdf", "page": number + 3}},
+        lambda number: {"metadata": {"created_at": f"2026-11-{10 + number}T08:00:00Z"}},
     ],
 )
 def test_objects_in_sequence_keep_their_order(fields: Callable[[int], dict[str, Any]]) -> None:
@@ -206,6 +211,12 @@ def test_objects_in_sequence_keep_their_order(fields: Callable[[int], dict[str, 
         objects = [{"text": TEXTS[name], **fields(number)} for number, name in enumerate(names)]
         result = reordered(Reorderer(as_templates(["json"])), body_of(json.dumps(objects)))
         assert (result.outcome, result.plan) == ("numbered", None)
+
+
+@pytest.mark.parametrize("fields", [{"score": 0.9}, {"distance": 2}, {"metadata": {"page": 9, "n": 10**400}}])
+def test_objects_with_scores_are_ordered(fields: dict[str, Any]) -> None:
+    objects = [{"text": TEXTS[name], **fields, "rank": 1 / (n + 1)} for n, name in enumerate(NAMES)]
+    assert reordered(Reorderer(as_templates(["json"])), body_of(json.dumps(objects))).outcome == "planned"
 
 
 def test_objects_change_places_and_keep_their_bytes() -> None:
