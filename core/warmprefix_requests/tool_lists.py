@@ -29,6 +29,8 @@ INLINE_TOOLS = "inline-tools-2026-09-15"
 _MARK = "cache_control"
 _MAX_TOOLS = 512
 """Tools of one conversation that are remembered, with those that are gone."""
+_MAX_DECLARED = 128
+"""Tools of a request with those that are gone: OpenAI's API takes no more."""
 _MAX_CHANGES = 64
 _LABELS = ("name", "server_label", "mcp_server_name")
 _FREE_CHOICES = ("auto", "none", "any", "required")
@@ -116,7 +118,8 @@ def steady_tools(
         body: As the application made it, with all messages. It is not changed.
         sent: The last result's `sent` of this conversation; None for its first request.
         mode: With `keep`, the application has to answer calls of tools that are gone, as it does with any unknown tool.
-            Tools that are gone are not declared where `tool_choice` demands a call, nor if the API itself may run them.
+            Tools that are gone are not declared where `tool_choice` demands a call, nor if the API itself may run
+            them, nor beyond 128 tools in all, which OpenAI's API refuses.
 
     Returns:
         None if the list is left alone.
@@ -134,7 +137,7 @@ def steady_tools(
     seen = {**before, **bare}
     if len(seen) > _MAX_TOOLS:
         seen = dict(bare)
-    keeps = mode == "keep" and _choice(body) in (None, "auto", "none")
+    keeps = mode == "keep" and len(seen) <= _MAX_DECLARED and _choice(body) in (None, "auto", "none")
     declared = [tool for name, tool in seen.items() if name in now or (keeps and _is_function(tool))]
     listed = _marked(declared, now)
     same = json.dumps(listed) == given

@@ -108,6 +108,15 @@ def test_no_call_of_a_tool_that_is_gone_is_demanded(choice: object) -> None:
         assert names(steady(body_of("chat", "a", tool_choice=free), first.sent, "keep").tools) == "abc"
 
 
+def test_no_more_tools_are_kept_than_apis_take() -> None:
+    sent, declared = None, []
+    for first in range(0, 400, 40):
+        listed = [tool("chat", f"t{number}") for number in range(first, first + 40)]
+        kept = steady(body_of("chat", listed), sent, "keep")
+        sent, declared = kept.sent, [*declared, len(kept.tools)]
+    assert declared == [40, 80, 120, *[40] * 7]
+
+
 def test_bytes_sent_first_stay_if_only_the_order_of_keys_differs() -> None:
     first = body_of("chat", "ab")
     other = copy.deepcopy(first)
