@@ -18,6 +18,9 @@ _KEPT_SECONDS = 600.0
 _NEEDED = 2
 """One request may be refused for a reason of its own that the plain one happens not to have."""
 
+_OF_REQUEST = "tools"
+"""Kind of fields that an endpoint may refuse in one request and take in another: changes of tools in its history."""
+
 REFUSALS = (400, 422)
 """Statuses of a request that has a field which the endpoint does not take; SGLang refuses a priority with 503, too."""
 
@@ -94,7 +97,7 @@ class Attempt:
         accepts = refusals.accepts(self._key) if request.plain is not None else True
         self.request = request.plain if accepts is False and request.plain is not None else request
         """The request to send now."""
-        self.is_open = accepts is None
+        self.is_open = accepts is None or (accepts and _OF_REQUEST in request.optional)
         """True if it is not known whether the endpoint takes the fields."""
         self.is_refused = False
         """True if the endpoint refused the fields, and answered the request without them."""

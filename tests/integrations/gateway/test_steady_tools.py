@@ -194,3 +194,18 @@ def test_an_api_that_refuses_gets_all_tools_in_front(gateway_of: Make) -> None:
             )
             assert last.header("anthropic-beta") is None
         assert metric(gateway, "retries_total", reason="field") == 2
+
+
+def test_a_change_may_be_refused_after_others_were_taken(gateway_of: Make) -> None:
+    async def refuse(request: Any, writer: Any) -> None:
+        is_refused = b"tool_removal" in request.body
+        handler = answer(b'{"type": "error"}', "400 Bad Request") if is_refused else answer(b'{"type": "message"}')
+        await handler(request, writer)
+
+    with ScriptedUpstream(refuse) as upstream:
+        gateway = gateway_of(upstream.base_url, steady_tools="behind")
+        for turn, names in enumerate(["ab", "abc", "abc", "bc", "bc", "b"], 1):
+            body = {"model": "m", "max_tokens": 4, "messages": talk(turn), "tools": tools_of(names, chat=False)}
+            content = json.dumps(body).encode()
+            assert send(gateway, "POST", MESSAGES, content, **{"x-session-id": "one"}).status == 200
+            assert (b"tool_addition" in upstream.requests[-1].body) == (turn in (2, 3))
