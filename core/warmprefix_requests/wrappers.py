@@ -109,11 +109,13 @@ def _without_numbers(text: str) -> str | None:
     if first is None:
         return None
     text = "\n" + text.strip("\n")
-    begin = int(first[1])
-    if [*map(int, _LINE_NUMBER.findall(text))] != [*range(begin, begin + text.count("\n"))]:
+    lines = text.count("\n")
+    last = _LINE_NUMBER.match(text, text.rindex("\n"))
+    if last is None or int(last[1]) != int(first[1]) + lines - 1:
         return None
-    plain = _LINE_NUMBER.sub("\n", text).strip()
-    return None if REFERENCE.fullmatch(plain) else plain
+    plain, numbers = _LINE_NUMBER.subn("\n", text)
+    plain = plain.strip()
+    return None if numbers < lines or REFERENCE.fullmatch(plain) else plain
 
 
 def plain_paragraphs(text: str) -> list[str]:
