@@ -106,10 +106,7 @@ def _find(text: str, at: int, changes: _Changes | None, found: list[_Place]) -> 
 
 def skipped(text: str, at: int) -> int:
     """Return the next place that is no white space."""
-    if text[at] not in " \t\n\r":
-        return at
-    space = _SPACE.match(text, at)
-    return at if space is None else space.end()
+    return at if text[at] not in " \t\n\r" else _SPACE.match(text, at).end()  # type: ignore[union-attr]
 
 
 def survives(content: bytes) -> bool:
