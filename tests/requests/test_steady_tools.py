@@ -109,7 +109,8 @@ def test_no_call_of_a_tool_that_is_gone_is_demanded(choice: object) -> None:
 
 
 def test_no_more_tools_are_kept_than_apis_take() -> None:
-    sent, declared = None, []
+    sent: SentTools | None = None
+    declared: list[int] = []
     for first in range(0, 400, 40):
         listed = [tool("chat", f"t{number}") for number in range(first, first + 40)]
         kept = steady(body_of("chat", listed), sent, "keep")
