@@ -19,7 +19,7 @@ from hypothesis import settings
 
 # Tests assert no durations, so Hypothesis does not either.
 settings.register_profile("quick", deadline=None, max_examples=20, stateful_step_count=20)
-settings.register_profile("all", deadline=None, max_examples=200, stateful_step_count=40)
+settings.register_profile("all", deadline=None, max_examples=100, stateful_step_count=40)
 
 # A shell that starts tests in the background, or with nohup, makes them ignore signals. Commands under test need those.
 for number in (signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)):
@@ -33,7 +33,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--all",
         action="store_true",
         help="run all tests: every Redis server found, tests marked `slow`, all variants of tests marked `sample`, "
-        "and ten times as many property examples",
+        "and five times as many property examples",
     )
 
 

@@ -114,7 +114,7 @@ WITHOUT_SECOND_TIER = ["--exclude", SECOND_TIER_FILES]
 LEFT_OUT = (
     "pyright, Ray, the site, the notebook, the kernels, each framework alone and at its oldest version, LangChain's\n"
     "own tests, all Redis servers but the newest, tests marked `slow`, most variants of tests marked `sample`, and\n"
-    "nine of ten examples of each property"
+    "four of five examples of each property"
 )
 
 # These would point pip, or the environment's Python, to other places, or have each worker of pytest compile all tests
@@ -141,7 +141,7 @@ def main(arguments: list[str]) -> int:
         python = environment("demo-model" if "--model" in options else "demo")
         return run(python.with_name("warmprefix"), "demo", *options, cwd=None)  # --json FILE is the user's
     if command == "docs":
-        failed = run_checks(iter([site_check(environment("everything"))]))
+        failed = run_checks(iter([[site_check(environment("everything"))]]))
         if not failed:
             print(f"\nThe site is in {SITE}; its first page is index.html.")
         return 1 if failed else 0
@@ -193,14 +193,32 @@ def test_all(names: list[str], options: list[str]) -> list[str]:
     return failed
 
 
-def run_checks(checks: Iterator[Check]) -> list[str]:
-    """Run all checks, even after one failed, and return the headings of those that failed."""
+def run_checks(groups: Iterator[list[Check]]) -> list[str]:
+    """Run all checks, even after one failed, and return the headings of those that failed.
+
+    The checks of a group run side by side; the output of each is printed as a whole, in their order.
+    """
     failed = []
-    for heading, command in checks:
-        print(f"\n== {heading}", flush=True)
-        if run(*command) != 0:
-            failed.append(heading)
+    for group in groups:
+        if len(group) == 1:
+            print(f"\n== {group[0][0]}", flush=True)
+            statuses = [run(*group[0][1])]
+        else:
+            statuses = []
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                for (heading, _), (status, output) in zip(group, pool.map(run_captured, group), strict=True):
+                    print(f"\n== {heading}\n{output}", end="", flush=True)
+                    statuses.append(status)
+        failed += [heading for (heading, _), status in zip(group, statuses, strict=True) if status != 0]
     return failed
+
+
+def run_captured(check: Check) -> tuple[int, str]:
+    """Run a check, and return its exit status and its output."""
+    command = [str(part) for part in check[1]]
+    pipe, same = subprocess.PIPE, subprocess.STDOUT
+    done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, stdout=pipe, stderr=same, text=True, check=False)
+    return done.returncode, done.stdout
 
 
 def report(failed: list[str]) -> int:
@@ -209,12 +227,12 @@ def report(failed: list[str]) -> int:
     return 1 if failed else 0
 
 
-def quick_checks(options: list[str]) -> Iterator[Check]:
-    """Yield the checks of the first tier."""
+def quick_checks(options: list[str]) -> Iterator[list[Check]]:
+    """Yield the checks of the first tier in groups."""
     python = environment("together")
-    yield from static_checks(python)
+    yield [*static_checks(python)]
     folders = ["core", "tools", "tests", "integrations"]
-    yield "pytest", [python, "-m", "pytest", *(options or [*PARALLEL, *WITH_INTEGRATIONS, *folders])]
+    yield [("pytest", [python, "-m", "pytest", *(options or [*PARALLEL, *WITH_INTEGRATIONS, *folders])])]
 
 
 def static_checks(python: Path, *, everything: bool = False) -> Iterator[Check]:
@@ -230,35 +248,35 @@ def site_check(python: Path) -> Check:
     return "docs", [python, "-m", "mkdocs", "build", "--strict", "--site-dir", SITE]
 
 
-def all_checks(name: str, options: list[str]) -> Iterator[Check]:
-    """Yield the checks of the second tier in an environment."""
+def all_checks(name: str, options: list[str]) -> Iterator[list[Check]]:
+    """Yield the checks of the second tier in an environment, in groups."""
     if name.startswith("python-"):
         quick: list[str | Path] = [environment(name), "-m", "pytest", *PARALLEL, "--ignore", "tests/requests/wire"]
-        yield f"pytest, {name}", [*quick, *(options or CORE_TESTS)]
+        yield [(f"pytest, {name}", [*quick, *(options or CORE_TESTS)])]
         return
     tools = environment("everything")
     pytest: list[str | Path] = [environment(name), "-m", "pytest", "--all", *PARALLEL]
     if name == "everything":
-        yield from static_checks(tools, everything=True)
-        yield "pyright", [tools, "-m", "basedpyright", "--level", "error", "--pythonpath", tools]
-        yield site_check(tools)
+        types: Check = "pyright", [tools, "-m", "basedpyright", "--level", "error", "--pythonpath", tools]
+        site = [site_check(tools)] if options else []  # otherwise a test builds it in the same way
+        yield [types, *static_checks(tools, everything=True), *site]
         if not options:
             alone = ["-p", "tests.without_siblings", "--doctest-modules", "core/warmprefix", *core_tests(tools)]
-            yield "pytest, the core without its siblings", [*pytest, *alone]
+            yield [("pytest, the core without its siblings", [*pytest, *alone])]
             pytest += [f"--ignore={name}" for name in alone[3:]]
-        yield "pytest", [*pytest, *options]
+        yield [("pytest", [*pytest, *options])]
         return
     if name == "langchain-outside":
-        yield "LangChain's own agent tests", [environment(name), "tests/outside/langchain_agent_suite.py"]
+        yield [("LangChain's own agent tests", [environment(name), "tests/outside/langchain_agent_suite.py"])]
         return
     if name == "clients":
         install_clients()
         files = ["tests/outside/applications.py", "tests/outside/plugins.py"]
-        yield "applications and plugins", [environment(name), "-m", "pytest", "-q", *files, *options]
+        yield [("applications and plugins", [environment(name), "-m", "pytest", "-q", *files, *options])]
         return
     if name == "open-webui":
         environment(name)
-        yield "Open WebUI", [environment("clients"), "-m", "pytest", "-q", "tests/outside/open_webui.py", *options]
+        yield [("Open WebUI", [environment("clients"), "-m", "pytest", "-q", "tests/outside/open_webui.py", *options])]
         return
     if name == "kernels":
         folders = [ROOT / "kernels", ROOT / "tests/kernels"]
@@ -270,10 +288,10 @@ def all_checks(name: str, options: list[str]) -> Iterator[Check]:
     if name in ("kernels", "chain_of_agents-newest"):  # the latter has a newer openai than fits the other frameworks
         sources = sorted(file for folder in folders for file in folder.rglob("*.py"))
         typed = [*sources, *ROOT.glob(f"benchmarks/{name}.py")]
-        yield f"mypy, {name}", [tools, "-m", "mypy", "--python-executable", environment(name), *typed]
+        mypy: Check = f"mypy, {name}", [tools, "-m", "mypy", "--python-executable", environment(name), *typed]
         pyright: list[str | Path] = [tools, "-m", "basedpyright", "--level", "error"]
-        yield f"pyright, {name}", [*pyright, "--pythonpath", environment(name), *typed]
-    yield f"pytest, {name}", [*pytest, *folders, *options]
+        yield [mypy, (f"pyright, {name}", [*pyright, "--pythonpath", environment(name), *typed])]
+    yield [(f"pytest, {name}", [*pytest, *folders, *options])]
 
 
 def install_clients() -> None:
