@@ -144,7 +144,7 @@ def test_state_commands_need_no_more(
 
 
 def test_other_keys_are_out_of_reach(each_server: Server, user: User) -> None:
-    store = RedisSeenStore(user.url(each_server.url), prefix="other")
+    store = RedisSeenStore(user.url(each_server.url), prefix="other", timeout=10)
     with pytest.raises(redis.RedisError, match=r"(?i)no permissions|permission"):
         store.execute(Prepare(CHAT, "plan", {}))
     store.close()
@@ -234,7 +234,7 @@ def order(number: int) -> LearnedOrder:
 def test_reset_needs_the_documented_permissions(each_server: Server, user: User) -> None:
     assert ADDED[RESET] == ["+scan"]
     user.may(*COMMANDS, *ADDED[RESET])
-    store = RedisSeenStore(user.url(each_server.url))
+    store = RedisSeenStore(user.url(each_server.url), timeout=10)
     store.execute(Prepare(CHAT, "plan", {}))
     store.clear()
     assert store.inspect(CHAT) is None

@@ -97,7 +97,7 @@ def test_a_planner_speaks_tls(front: TlsFront, server: Server) -> None:
             pass
         assert planner.stats().store_errors == 0
     assert front.handshakes > 0
-    store = RedisSeenStore(server.url)
+    store = RedisSeenStore(server.url, timeout=10)
     snapshot = store.inspect(CHAT)
     store.close()
     assert snapshot is not None
