@@ -87,8 +87,8 @@ def outgoing(
     the reorderer found in it, if it was asked before. `grown` is the call with what is known of its beginning. `tools`
     are those to send in place of the call's.
 
-    The client's own bytes stay where nothing is rewritten. Of what is added, the usage and the marks are optional; a
-    tenant's salt is not.
+    The client's own bytes stay where nothing is rewritten. Of what is added, the usage, the marks and tools that the
+    client's list lacks are optional; a tenant's salt is not.
 
     Raises:
         BodyRefusedError: The client's salt could not be replaced.
@@ -97,12 +97,13 @@ def outgoing(
     refer = with_references if grown is None else grown.with_references
     if rules.references != "off":
         processors.append(refer(rules.keep_tools, check, earlier, passages=rules.references == "passages"))
-    if tools is not None:
-        processors.append(with_tools(tools))  # behind the references, which know the places in the client's own bytes
     if tenant is not None and rules.profile.isolation is not None:
         processors.append(with_tenant_salt(rules.profile.isolation, tenant, salt_key))
     optional: dict[str, Processor] = {"stream_options": with_usage}
-    if tools is not None:
+    if tools is not None and len(tools.tools) > len(call.body["tools"]):
+        optional["tools"] = with_tools(tools)
+    elif tools is not None:
+        processors.append(with_tools(tools))  # behind the references, which know the places in the client's own bytes
         optional["tools"] = with_tools_behind(tools)
     if (marker := rules.marker) is not None:
         mark = with_marks(marker, tenant)

@@ -209,3 +209,17 @@ def test_a_change_may_be_refused_after_others_were_taken(gateway_of: Make) -> No
             content = json.dumps(body).encode()
             assert send(gateway, "POST", MESSAGES, content, **{"x-session-id": "one"}).status == 200
             assert (b"tool_addition" in upstream.requests[-1].body) == (turn in (2, 3))
+
+
+def test_tools_that_are_gone_may_be_refused(gateway_of: Make) -> None:
+    async def refuse(request: Any, writer: Any) -> None:
+        is_refused = b'"x"' in request.body and b'"new"' in request.body
+        handler = answer(b'{"error": "x"}', "400 Bad Request") if is_refused else answer(chat_answer())
+        await handler(request, writer)
+
+    with ScriptedUpstream(refuse) as upstream:
+        gateway = gateway_of(upstream.base_url, steady_tools="keep")
+        for turn, (model, names) in enumerate([("old", "xb"), ("old", "b"), ("new", "cb"), ("old", "cb")], 1):
+            body = body_of(names, turn).replace(b'"m"', f'"{model}"'.encode())
+            assert send(gateway, "POST", CHAT, body, **{"x-session-id": "one"}).status == 200
+            assert sent_names(upstream) == ["xb", "xb", "cb", "xbc"][turn - 1]
