@@ -284,6 +284,19 @@ def test_superseded_versions_are_not_fed() -> None:
     assert [(each.position, each.reason, each.instead) for each in planned.left_out] == [(0, "superseded", 1)]
 
 
+def test_note_names_the_newest_version_of_the_best_candidate() -> None:
+    """The newest version has the place of the oldest one, whatever its own place among the candidates."""
+    names = ("old", "sea", "sky", "new")
+    blocks = [ContextBlock(" ".join([f"{name}{i}" for i in range(9)]), score=9 - i) for i, name in enumerate(names)]
+    versions = {blocks[0]: ("source", 1), blocks[3]: ("source", 2)}
+    requests = [BatchRequest("1", blocks)]
+    for planner in (Backwards(), "relevance"):
+        planned = ContextPlanner().plan_batch(requests, planner, choose=Choice(4, version=versions.get))["1"]
+        best, note = planned.blocks[0].block, planned.order_annotation
+        assert {each.block for each in planned.blocks} == {*blocks[1:]}
+        assert best == blocks[3] if note is None else best != blocks[3] and '"new0' in note
+
+
 class Backwards:
     """A planner of another package."""
 

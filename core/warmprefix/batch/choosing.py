@@ -44,7 +44,7 @@ def candidates_of(request: BatchRequest, choice: Choice, on_error: Callable[[], 
 def feedings(
     listed: Sequence[Candidates], choice: Choice, resident: Sequence[Sequence[int]] | None = None
 ) -> Iterator[Sequence[Sequence[int]]]:
-    """Yield what requests of one scope may be fed, as the places of blocks, ascending.
+    """Yield what requests of one scope may be fed, as the places of blocks, the most relevant first.
 
     First the candidates that relevance alone would feed; then `resident` ones, given by their indices; then those with
     which the batch computes less, as far as that pays for their lost score; then candidates that cost nothing in
@@ -102,10 +102,12 @@ def feedings(
 
 
 def _places(listed: Sequence[Candidates], fed: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
-    return [
-        sorted([place for i in own for place in candidates.positions[i]])  # repetitions may hold a run together
-        for candidates, own in zip(listed, fed, strict=True)
-    ]
+    found = []
+    for candidates, own in zip(listed, fed, strict=True):
+        _, positions, joined = candidates.feeding(own)
+        places = [place for its in positions for place in its]
+        found.append(sorted(places) if joined else places)  # repetitions may hold a run together
+    return found
 
 
 class _OrderTree:

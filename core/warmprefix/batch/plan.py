@@ -116,6 +116,10 @@ class PlannedRequest:
     @property
     def blocks(self) -> tuple[PlannedBlock, ...]:
         """The distinct blocks with text, in planned order."""
+        return tuple([block for _, block in self._placed()])
+
+    def _placed(self) -> list[tuple[int, PlannedBlock]]:
+        """Return the blocks in planned order, each with its place in relevance order: a twin has that of its place."""
         if self.candidates is not None:
             distinct, positions, joined = self.candidates.feeding(self.candidates.fed_at(self.order))
         else:
@@ -124,14 +128,15 @@ class PlannedRequest:
         at = {places[0]: i for i, places in enumerate(positions)}
         labels, templates = self.wording.labels, self.wording.writer.templates
         names = frozenset([labels[block.fingerprint] for block in distinct] if labels else ())
-        return tuple(
-            [
+        return [
+            (
+                i,
                 PlannedBlock(
                     block, positions[i], labels.get(block.fingerprint, ""), None, templates, names, i in joined
-                )
-                for i, block in [(at[position], distinct[at[position]]) for position in self.order]
-            ]
-        )
+                ),
+            )
+            for i, block in [(at[position], distinct[at[position]]) for position in self.order]
+        ]
 
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
@@ -146,12 +151,13 @@ class PlannedRequest:
     @property
     def plan(self) -> ContextPlan:
         """A plan for `ContextPlanner.commit` and `abandon`. O(blocks) per access, O(characters) if it has a note."""
-        blocks = self.blocks
+        placed = self._placed()
+        blocks = tuple([block for _, block in placed])
         annotation, writer = self.wording.annotation, self.wording.writer
         note = order_note(
             writer.templates,
             annotation,
-            [None if planned.joined else planned.rank for planned in blocks],
+            [None if planned.joined else place for place, planned in placed],
             [planned.label for planned in blocks],
             [planned.block.text for planned in blocks],
         )
