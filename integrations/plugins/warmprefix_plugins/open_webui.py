@@ -132,7 +132,7 @@ class SourceFilter:
         with self._lock:
             known = self._answers.get(key)
         if known is not None:  # a call of a tool is answered: the prompt goes on
-            for place in _places(body):
+            for place in _places(body, every=True):  # pictures of a tool stand in a later message of the user
                 text = place.holder[place.key]
                 if known.before in text:
                     place.holder[place.key] = text.replace(known.before, known.after, 1)
@@ -228,14 +228,19 @@ def _key(metadata: Mapping[str, Any]) -> tuple[str, str]:
     return str(metadata.get("chat_id") or ""), str(metadata.get("message_id") or "")
 
 
-def _places(body: Mapping[str, Any]) -> Iterator[_TextPlace]:
-    """Yield the texts in which Open WebUI puts sources: the system prompts, and the last message of the user."""
+def _places(body: Mapping[str, Any], *, every: bool = False) -> Iterator[_TextPlace]:
+    """Yield the texts in which Open WebUI puts sources: the system prompts, and the last message of the user.
+
+    Args:
+        body: The request.
+        every: Yield those of every message.
+    """
     messages = body.get("messages")
     if not isinstance(messages, list):
         return
     last = max([n for n, message in enumerate(messages) if message.get("role") == "user"], default=-1)
     for number, message in enumerate(messages):
-        if message.get("role") == "system" or number == last:
+        if every or message.get("role") == "system" or number == last:
             opens = not any(other.get("role") == "assistant" for other in messages[:number])
             content = message.get("content")
             if isinstance(content, str):

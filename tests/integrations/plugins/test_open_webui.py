@@ -215,11 +215,14 @@ def test_later_turns_and_other_places_stay_as_they_are() -> None:
     assert SourceFilter().request(body, __metadata__=about(sources)) == before
 
 
-def test_after_a_tool_call_the_prompt_begins_as_before() -> None:
+@pytest.mark.parametrize("has_picture", [False, True])
+def test_after_a_tool_call_the_prompt_begins_as_before(has_picture: bool) -> None:
     sources = [source_of(*passage) for passage in PASSAGES[:5]]
     filters, metadata = SourceFilter(ContextPlanner(policy="sorted")), about(sources)
     first = filters.request(request(sources), __metadata__=metadata)["messages"]
-    call = [{"role": "assistant", "tool_calls": []}, {"role": "tool", "content": "42"}]
+    call: list[dict[str, Any]] = [{"role": "assistant", "tool_calls": []}, {"role": "tool", "content": "42"}]
+    if has_picture:
+        call.append({"role": "user", "content": [{"type": "text", "text": "Here are the images"}]})
     body = request(sources)
     body["messages"] += call
     assert filters.request(body, __metadata__=metadata)["messages"] == [*first, *call]
