@@ -19,13 +19,16 @@ there are none, a generated one. Only traces with scores take part. `k` is the t
 *change*: of the computed tokens, against *default*. *gold*: the share of the passages that the data set names which are
 fed; by chance, the mean of 20 draws. *changed*: requests whose passages are not those of relevance. *most fed*: the
 share of all that is fed which the most-fed 1 % of passages have. *same*: requests with the very context of *default*.
-A run with given traces and the default limit is written to `results/`; the means are those of all rows there.
+A run with given traces and the default limit is written to `results/`; the means are those of all rows there. So are
+the *pooled* points of gold of all traces together, with their error, half of the 95 % interval: that of as many
+requests that lose or win gold, if each did so on its own. `--means` only calculates them again.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import statistics
 import sys
@@ -73,7 +76,11 @@ def main() -> None:
     parser.add_argument("traces", nargs="*", metavar="TRACE_OR_FOLDER", type=Path)
     parser.add_argument("--caches", default="100000,30000,unbounded")
     parser.add_argument("--limit", type=int, default=LIMIT, help="requests of each trace")
+    parser.add_argument("--means", action="store_true", help="only renew results/choice_means.csv")
     options = parser.parse_args()
+    if options.means:
+        write_results("choice_means", [*means(read_rows("choice"))])
+        return
     paths = given_files(options.traces)
     capacities = parse_capacities(options.caches)
     rows: list[dict[str, Any]] = []
@@ -223,6 +230,13 @@ def means(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
                 line["gold_traces"] = len(gold)
                 line[f"gold_over_{other}"] = round(statistics.fmean(gains), 2)
                 line[f"least_gold_over_{other}"] = round(min(gains), 2)
+        if gold and arm != "default":
+            total = sum(row["gold"] for row in gold)
+            points_of = [row["gold"] * gain for row, gain in zip(gold, points["relevance"], strict=True)]
+            line["gold_pooled"] = round(sum(points_of) / total, 2)
+            changed = {which: sum(row[f"gold_{which}"] for row in gold) for which in ("lost", "won")}
+            line |= {f"gold_{which}_requests": count for which, count in changed.items()}
+            line["gold_pooled_error"] = round(1.96 * 100 * math.sqrt(sum(changed.values())) / total, 2)
         yield line
 
 
