@@ -11,7 +11,7 @@ from redis.exceptions import ResponseError
 
 from warmprefix_redis import record
 from warmprefix_redis.breaker import CircuitBreaker
-from warmprefix_redis.connections import Clients
+from warmprefix_redis.connections import Clients, is_cluster
 
 __all__ = ["RedisTables"]
 
@@ -127,6 +127,8 @@ class RedisTables:
                 except Exception as error:  # whatever redis-py raises
                     self._breaker.failed()
                     self._report(error)
+                    if is_cluster(client := self._clients.asynchronous()):
+                        await client.aclose()  # unlike a command, a pipeline does not have it look for the new master
                 for read, answer in zip(reads, answers, strict=True):
                     if not read.answer.done():
                         read.answer.set_result(answer)
@@ -154,8 +156,9 @@ class RedisTables:
             pipeline.hmget(read.key, read.cells) if read.cells else pipeline.hgetall(read.key)
         answers = await pipeline.execute(raise_on_error=False)
         errors = [answer for answer in answers if isinstance(answer, Exception)]
-        if errors and not isinstance(errors[0], ResponseError):
-            raise errors[0]
+        for error in errors:
+            if not isinstance(error, ResponseError):
+                raise error
         if any("READONLY" in f"{type(error).__name__} {error}".upper() for error in errors):
             await self._clients.disconnect(client)()
         if errors:
@@ -178,4 +181,4 @@ class _Read(NamedTuple):
 
 
 def _as_list(answer: Any) -> list[bytes | None]:
-    return [part for pair in answer.items() for part in pair] if isinstance(answer, dict) else list(answer)
+    return [part for pair in answer.items() for part in pair] if isinstance(answer, dict) else answer

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from tests.integrations.gateway.conftest import INSTANT, metric, send
 
-from redis_servers import Server, binaries, wait_until
+from redis_servers import Cluster, SentinelSetup, Server, binaries, wait_until
 from warmprefix_gateway import GatewayOptions, GatewayServer
 from warmprefix_gateway.metrics import GatewayMetrics
 from warmprefix_gateway.sessions import SessionBook, prompt_parts
@@ -368,6 +368,27 @@ def test_nothing_is_asked_after_the_end(redis_server: Server) -> None:
     with redis_server.client() as client:
         assert client.hgetall("wp:{one}:sessions") == {b"a": b"1"}
         assert len(client.client_list()) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["Cluster", "Sentinel"])
+def test_a_replica_takes_over(kind: str) -> None:
+    async def run(servers: Cluster | SentinelSetup) -> None:
+        tables = RedisTables(servers.url, patience=5)
+
+        async def answers() -> bool:
+            tables.write("one:sessions", {b"a": b"1"})
+            return await tables.read("one:sessions", [b"a"]) == [b"1"]
+
+        assert await answers()
+        (servers.owner("wp:{one}:sessions") if isinstance(servers, Cluster) else servers.master).kill()
+        assert not await answers()
+        while not await answers():
+            await asyncio.sleep(0.02)
+        await tables.aclose()
+
+    with Cluster(replicas=1) if kind == "Cluster" else SentinelSetup() as servers:
+        asyncio.run(asyncio.wait_for(run(servers), 60))
 
 
 def test_the_end_leaves_no_task_and_no_connection(redis_server: Server) -> None:
