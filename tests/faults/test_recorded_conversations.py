@@ -77,7 +77,7 @@ NAMED = {"planner-name", "mem0-name", "langchain-thread", "llamaindex-chat"}
 
 @pytest.mark.slow
 def test_random_turns_with_faults(application: str) -> None:
-    row = run(application, turns=600, seed=2, faults="all", period=75)
+    row = run(application, turns=1_200, seed=2, faults="all", period=150)
     assert row["dangling"] == row["lost"] == row["crossed"] == 0
     assert row["ambiguous"] <= (row["references"] / 10 if application in NAMED else 0)
     assert row["references"] > 50  # short texts are sent again, and all behind an unknown turn
