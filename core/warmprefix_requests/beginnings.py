@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 from warmprefix_requests.prompts import Path, items_name
 from warmprefix_requests.splicing import changed_places, distinct, nested, refuse_constant, skipped, written
 
-__all__ = ["NOTHING", "Beginning", "ReadBody", "read_body", "separators"]
+__all__ = ["NOTHING", "Beginning", "ReadBody", "lengthened", "read_body", "separators"]
 
 _BYTES_PER_SEPARATOR = 128
 """Memory of a value of a message, or of a list around it, without its text. An object takes it twice."""
+_MOST_PIECES, _BYTES_PER_PIECE = 64, 64
 
 _value_at = json.JSONDecoder().raw_decode
 _strict_value_at = json.JSONDecoder(object_pairs_hook=distinct, parse_constant=refuse_constant).raw_decode
@@ -22,7 +23,10 @@ _strict_value_at = json.JSONDecoder(object_pairs_hook=distinct, parse_constant=r
 class Beginning(NamedTuple):
     """The beginning of a body up to the end of a message. Immutable; values are shared with the bodies that have it."""
 
-    content: bytes
+    pieces: tuple[bytes, ...]
+    """Its bytes, in pieces: a copy of all of them for each request would take most of the time."""
+    length: int
+    """Number of its bytes."""
     fields: tuple[tuple[str, Any], ...]
     """The fields in front of the messages."""
     items: tuple[Any, ...]
@@ -32,8 +36,17 @@ class Beginning(NamedTuple):
     size: int
     """Bytes in memory, as an upper bound."""
 
+    def begins(self, content: bytes) -> bool:
+        """Return True if a body begins with it. O(bytes)."""
+        at = 0
+        for piece in self.pieces:
+            if not content.startswith(piece, at):
+                return False
+            at += len(piece)
+        return True
 
-NOTHING = Beginning(b"", (), (), 0, 0)
+
+NOTHING = Beginning((), 0, (), (), 0, 0)
 """The beginning of a body that begins like no other."""
 
 
@@ -63,11 +76,16 @@ class ReadBody(NamedTuple):
         content = text.encode()
         known = self.known
         return Beginning(
-            known.content + content,
+            lengthened(known.pieces, content),
+            known.length + len(content),
             self.fields,
             (*known.items, *self.body[self.name][len(known.items) : items]),
             known.separators + (new := separators(content)),
-            known.size + len(content) + sys.getsizeof(text) + (new + content.count(b"{")) * _BYTES_PER_SEPARATOR,
+            known.size
+            + _BYTES_PER_PIECE
+            + len(content)
+            + sys.getsizeof(text)
+            + (new + content.count(b"{")) * _BYTES_PER_SEPARATOR,
         )
 
     def spliced(self, texts: Mapping[Path, str], items: int) -> tuple[bytes, bytes]:
@@ -97,7 +115,7 @@ def read_body(route: str, content: bytes, known: Beginning, *, strictly: bool) -
     value_at = _strict_value_at if strictly else _value_at
     pairs, items, places = [*known.fields], [*known.items], list[tuple[int, int]]()
     try:
-        text = content[len(known.content) :].decode()
+        text = content[known.length :].decode()
         at = 0
         if known.items:
             at = _read_items(text, at, value_at, items, places)
@@ -143,6 +161,11 @@ def _read_items(text: str, at: int, value_at: Any, items: list[Any], places: lis
         places.append((at, end))
         at = end
     return at + 1
+
+
+def lengthened(pieces: tuple[bytes, ...], new: bytes) -> tuple[bytes, ...]:
+    """Return bytes in a bounded number of pieces with new ones behind them. Amortised O(new bytes + pieces)."""
+    return (*pieces, new) if len(pieces) < _MOST_PIECES else (b"".join((*pieces, new)),)
 
 
 def separators(content: bytes) -> int:

@@ -52,7 +52,7 @@ def _closed(route: RewriteRoute, messages: list[Any]) -> int:
             elif kind.endswith("_output"):
                 made.pop(call_id, None)
             continue
-        for event in tool_events(route, {"messages": [message]}):
+        for event in tool_events(route, {"messages": [message]}, 0, None):
             if isinstance(event, MadeCall):
                 made[event.id] = number
             elif isinstance(event, GivenResult):

@@ -123,10 +123,15 @@ def _clears_thinking(edit: object) -> bool:
 # -- calls and results -------------------------------------------------------------------------------------------------
 
 
-def tool_events(route: RewriteRoute, body: Mapping[str, Any]) -> Iterator[MadeCall | GivenResult | HistoryCut]:
-    """Yield the tool calls and their results in the order of the body; what is not understood is left out."""
+def tool_events(
+    route: RewriteRoute, body: Mapping[str, Any], begin: int, end: int | None
+) -> Iterator[MadeCall | GivenResult | HistoryCut]:
+    """Yield the tool calls and results of the messages from one to another, in their order.
+
+    What is not understood is left out.
+    """
     name = items_name(route)
-    for number, message in enumerate(_list(body, name)):
+    for number, message in enumerate(_list(body, name)[begin:end], begin):
         if not isinstance(message, _MAPPING):
             continue
         path = (name, number)

@@ -115,7 +115,7 @@ class StoredHistory:
         """Return the history with the items of a response's output; None if they are not understood."""
         if not isinstance(output, list) or has_hidden_items(output):
             return None
-        events = tool_events("responses", {"input": output})
+        events = tool_events("responses", {"input": output}, 0, None)
         return self.extended([event for event in events if isinstance(event, MadeCall | HistoryCut)])
 
     def unnamed(self) -> StoredHistory:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from warmprefix_requests.copies import Copied
 
 __all__ = ["Transcript", "possible_quotes", "shown_call"]
 
@@ -31,7 +33,11 @@ _MAX_NAME_CHARACTERS = 64
 _MAX_ARGUMENTS_CHARACTERS = 200
 
 
-class _SearchBudget:
+_Original = tuple[str | None, ...]
+"""The parts of a result as the tool gave it."""
+
+
+class _SearchBudget(Copied):
     """Characters that may be searched, a multiple of those that were read: so searches stay linear in the text."""
 
     _TIMES = 256
@@ -53,50 +59,24 @@ class _SearchBudget:
         return True
 
 
-@dataclass(eq=False, slots=True)
-class _LookAlikes:
-    """The calls of one prompt that are shown in the same way."""
-
-    calls: int = 0
-    results: dict[tuple[str | None, ...], int] = field(default_factory=dict)
-    """Number of these calls by their result."""
-
-    def add(self, result: tuple[str | None, ...]) -> None:
-        self.results[result] = self.results.get(result, 0) + 1
-
-
-@dataclass(eq=False, slots=True)
-class _Call:
+class _Call(NamedTuple):
     shown: str
-    look_alikes: _LookAlikes
     number: int
-    """Position among its look-alikes, from 1 on."""
+    """Position among the calls that are shown in the same way, its look-alikes, from 1 on."""
     place: int
     """Position among all calls."""
-    answered_once: bool = True
-    """False after a second result with this call's id: the call then names no single result."""
 
     def repeats_after_others(self, earlier: _Call) -> bool:
         """Return True if this is the same call again, and a call that may have changed its result stands between."""
-        between = self.place - earlier.place
-        return self.look_alikes is earlier.look_alikes and between > self.number - earlier.number
+        return self.shown == earlier.shown and self.place - earlier.place > self.number - earlier.number
 
 
-@dataclass(eq=False, slots=True)
-class _Result:
+class _Result(NamedTuple):
     """A result that stands in the prompt, at least in part as the tool gave it."""
 
     call: _Call
-    original: tuple[str | None, ...]
+    original: _Original
     sent: str
-    quotes: dict[str, str | None] = field(default_factory=dict)
-
-    def quote(self, passage: str) -> str | None:
-        """Return first words of a passage that occur once in this result, if any."""
-        if passage not in self.quotes:
-            words = _unique_words(passage, self.sent)
-            self.quotes[passage] = None if words is None else _json_string(words)
-        return self.quotes[passage]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +92,7 @@ class _Span:
     """Words that identify the passage in the earlier result."""
 
 
-class Transcript:
+class Transcript(Copied):
     """One prompt's tool calls and results, in order; repeats become references.
 
     Make a new one for each prompt and pass all calls and results of the prompt to it. Each output depends only on
@@ -168,11 +148,22 @@ class Transcript:
         self._min_tokens = min_tokens
         self._budget = _SearchBudget()
         self._calls = 0
-        self._look_alikes: dict[str, _LookAlikes] = {}
-        self._waiting: dict[str, list[_Call]] = {}
+        self._shown: dict[str, int] = {}
+        """Number of look-alikes, the calls that are shown in this way."""
+        self._given: dict[tuple[str, _Original], int] = {}
+        """Number of those with this result."""
+        self._waiting: dict[str, _Call | None] = {}
+        """Calls without a result, by their ids; None for several with one id, which are never told apart."""
         self._answered: dict[str, _Call] = {}
-        self._results: dict[tuple[str | None, ...], _Result] = {}
+        self._unclear: set[_Call] = set()
+        """Calls with a second result for their id: they name no single result, and their look-alikes need a number."""
+        self._numbered: set[str] = set()
+        """How these are shown."""
+        self._sources: dict[_Original, _Call] = {}
+        """The calls that references to whole results name."""
         self._passages: dict[str, _Result] = {}
+        self._quotes: dict[str, str | None] = {}
+        """First words of passages that stand once in the results that have them; None if all are too long."""
 
     def call(self, id: str | None, name: str, arguments: object = "") -> None:
         """Add a tool call of an assistant message.
@@ -192,12 +183,10 @@ class Transcript:
 
     def add_shown_call(self, id: str | None, shown: str, place: int | None = None) -> None:
         """Add a tool call as references show it, see `shown_call`; `place` counts calls that were not added, too."""
-        look_alikes = self._look_alikes.setdefault(shown, _LookAlikes())
-        look_alikes.calls += 1
+        number = self._shown[shown] = self._shown.get(shown, 0) + 1
         self._calls = self._calls + 1 if place is None else place
         if id is not None:
-            call = _Call(shown, look_alikes, look_alikes.calls, self._calls)
-            self._waiting.setdefault(id, []).append(call)
+            self._waiting[id] = None if id in self._waiting else _Call(shown, number, self._calls)
 
     def skip(self, call_id: str | None) -> None:
         """Add a result that stays as it is and that no reference names, like an error."""
@@ -244,8 +233,8 @@ class Transcript:
         if call is not None:
             for original in originals:
                 if reference is None:
-                    self._add_sources(_Result(call, original, ""), original, ())
-                call.look_alikes.add(original)
+                    self._add_source(original, call)
+                self._count_given(call, original)
         return reference
 
     def parts(self, call_id: str | None, parts: Sequence[str | None], passages: Iterable[str] = ()) -> list[str | None]:
@@ -278,50 +267,59 @@ class Transcript:
         size = sum([_size(part) for part in original if part is not None])
         reference = self._refer_to_result(original, size, call)
         if reference is not None:
-            self.latest[reference] = "".join([part for part in original if part is not None])
+            self.latest[reference] = "".join([part or "" for part in original])
             sent: list[str | None] = [reference, *[""] * (len(original) - 1)]
         else:
             spans = self._spans(original, passages, call)
             sent = self._refer_to_passages(original, spans, call)
             if call is not None:
-                self._add_sources(_Result(call, original, "".join([part or "" for part in sent])), sent, spans)
+                if tuple(sent) == original and None not in original:
+                    self._add_source(original, call)
+                result = _Result(call, original, "".join([part or "" for part in sent]))
+                for span in spans:
+                    if span.source is None:
+                        self._passages.setdefault(span.text, result)
         if call is not None:
-            call.look_alikes.add(original)
+            self._count_given(call, original)
         return sent
 
     def _answer(self, call_id: str | None) -> _Call | None:
         """Return the call that a result answers; None unless one open call has this id."""
         if call_id is None:
             return None
-        waiting = self._waiting.get(call_id)
-        if not waiting:
-            if call_id in self._answered:
-                answered = self._answered[call_id]
-                answered.answered_once = False
-                answered.look_alikes.results.clear()  # from now on its look-alikes are named by number
+        if call_id not in self._waiting:
+            if (answered := self._answered.get(call_id)) is not None:
+                self._unclear.add(answered)
+                self._numbered.add(answered.shown)
             return None
-        if len(waiting) > 1:
-            return None
-        call = self._answered[call_id] = waiting.pop()
+        call = self._waiting[call_id]
+        if call is not None:
+            del self._waiting[call_id]
+            self._answered[call_id] = call
         return call
 
-    def _refer_to_result(
-        self, original: tuple[str | None, ...], size: int, call: _Call | None, what: str = "result"
-    ) -> str | None:
-        source = self._results.get(original)
-        if source is None or not source.call.answered_once:
+    def _count_given(self, call: _Call, original: _Original) -> None:
+        given = call.shown, original
+        self._given[given] = self._given.get(given, 0) + 1
+
+    def _add_source(self, original: _Original, call: _Call) -> None:
+        source = self._sources.get(original)
+        if source is None or source in self._unclear:
+            self._sources[original] = call
+
+    def _refer_to_result(self, original: _Original, size: int, call: _Call | None, what: str = "result") -> str | None:
+        source = self._sources.get(original)
+        if source is None or source in self._unclear:
             return None
-        is_rerun = call is not None and call.repeats_after_others(source.call)
+        is_rerun = call is not None and call.repeats_after_others(source)
         template = _RERUN if is_rerun else _RESULT
-        reference = template.format(what=what, call=self._name(source, call))
+        reference = template.format(what=what, call=self._name(source, original, call))
         if not self._pays(reference, size):
             return None
         self._count(size)
         return reference
 
-    def _refer_to_passages(
-        self, original: tuple[str | None, ...], spans: Sequence[_Span], call: _Call | None
-    ) -> list[str | None]:
+    def _refer_to_passages(self, original: _Original, spans: Sequence[_Span], call: _Call | None) -> list[str | None]:
         parts = list(original)
         runs: list[tuple[_Result, list[_Span]]] = []
         for span in spans:
@@ -359,7 +357,7 @@ class Transcript:
         return between == (self._separator or _SEPARATOR)
 
     def _refer(self, source: _Result, quotes: Sequence[str], call: _Call | None) -> str:
-        name = self._name(source, call)
+        name = self._name(source.call, source.original, call)
         if len(quotes) == 1:
             return _PASSAGE.format(call=name, quote=quotes[0])
         return _PASSAGES.format(call=name, quotes=", ".join(quotes))
@@ -400,32 +398,26 @@ class Transcript:
         source = self._passages.get(passage)
         if source is None:
             return None, ""
-        if passage not in source.quotes and not self._budget.take(len(source.sent)):
-            return None, ""
-        quote = source.quote(passage) if source.call.answered_once else None
+        if passage not in self._quotes:
+            if not self._budget.take(len(source.sent)):
+                return None, ""
+            words = _unique_words(passage, source.sent)
+            self._quotes[passage] = None if words is None else _json_string(words)
+        quote = self._quotes[passage] if source.call not in self._unclear else None
         if quote is None:
-            del self._passages[passage]  # this occurrence stays in full, and later ones may refer to it
+            del self._passages[passage], self._quotes[passage]  # this one stays, and later ones may refer to it
         elif self._pays(self._refer(source, [quote], call), _size(passage)):
             return source, quote
         return None, ""
 
-    def _add_sources(self, result: _Result, sent: Sequence[str | None], spans: Sequence[_Span]) -> None:
-        if tuple(sent) == result.original and None not in result.original:
-            earlier = self._results.get(result.original)
-            if earlier is None or not earlier.call.answered_once:
-                self._results[result.original] = result
-        for span in spans:
-            if span.source is None:
-                self._passages.setdefault(span.text, result)
-
-    def _name(self, source: _Result, call: _Call | None) -> str:
-        """Return the name of the call that gave `source`, for a result of `call`."""
-        look_alikes = source.call.look_alikes
-        others = look_alikes.calls - (call is not None and call.look_alikes is look_alikes)
+    def _name(self, source: _Call, original: _Original, call: _Call | None) -> str:
+        """Return the name of the call that gave a result, for a result of `call`."""
+        shown = source.shown
+        others = self._shown[shown] - (call is not None and call.shown == shown)
         # A look-alike that has no result yet may get a different one, after this reference was sent.
-        if look_alikes.results.get(source.original) == others:
-            return source.call.shown
-        return _NUMBERED.format(call=source.call.shown, number=source.call.number)
+        if shown not in self._numbered and self._given.get((shown, original)) == others:
+            return shown
+        return _NUMBERED.format(call=shown, number=source.number)
 
     def _is_long(self, size: int) -> bool:
         return (size + 3) // 4 >= self._min_tokens

@@ -71,7 +71,7 @@ def test_open_calls_are_cut(route: RewriteRoute, messages: list[dict[str, Any]],
     assert child == {**before, name: [*messages[:kept], TASK]}
     assert parent == before
     open_calls: set[str | None] = set()
-    for event in tool_events(route, child):
+    for event in tool_events(route, child, 0, None):
         if isinstance(event, MadeCall):
             open_calls.add(event.id)
         elif isinstance(event, GivenResult):

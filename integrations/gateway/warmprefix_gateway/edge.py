@@ -133,10 +133,11 @@ class EdgeProtocol(HttpToolsProtocol):
             return
         if not self._reading and not self._is_answering:  # may be line ends in front of a request
             self._begin_head()
+        view: Any = memoryview(data)  # so that nothing is copied
         for start in range(0, len(data), _SLICE):
             if self._is_over or self.transport.is_closing():
                 return
-            piece = data if len(data) <= _SLICE else data[start : start + _SLICE]
+            piece = view[start : start + _SLICE]
             super().data_received(piece)
             if self._reading:
                 self._count(len(piece))

@@ -237,9 +237,9 @@ class Office:
         self._takes_priorities = self._client is not None and self.upstreams.take_priorities(self._client)
         found: _Prepared | None = None
         continues = path.rstrip("/").endswith("/responses") and b'"previous_response_id"' in content
-        kind = f"{route_of(path)} {_LEVELS.get(headers.get(LEVEL_HEADER))}"
-        known = self.beginnings.find(tenant, kind, content)
-        size = len(content) - (0 if known is None else len(known.read.content) * (_KNOWN_SPEED - 1) // _KNOWN_SPEED)
+        level = _LEVELS.get(headers.get(LEVEL_HEADER))
+        keys, known = self.beginnings.find(tenant, f"{route_of(path)} {level}", content)
+        size = len(content) - known.read.length * (_KNOWN_SPEED - 1) // _KNOWN_SPEED
         try:
             read = await self._preparing.run(
                 tenant,
@@ -267,7 +267,7 @@ class Office:
                     tenant, size, lambda check: self._prepare(read, before, headers, tenant, check, tools), self._drop
                 )
             sent, parts, reordered, declared, beginning = found
-            self.beginnings.keep(tenant, kind, known, beginning)
+            self.beginnings.keep(keys, known, beginning)
             if declared is not None and declared != tools:
                 self._tools.put(conversation, declared, tenant, len(repr(declared)))
                 while self._tools.size > _MOST_TOOL_BYTES:
@@ -292,7 +292,7 @@ class Office:
         path: str,
         headers: Mapping[str, str],
         tenant: str | None,
-        known: SharedBeginning | None,
+        known: SharedBeginning,
         *,
         continues: bool = False,
     ) -> _ReadRequest | None:
@@ -302,10 +302,7 @@ class Office:
         """
         if tenant is not None:
             content = content.removeprefix(BOM_UTF8)
-        if known is None:
-            check_parts(content)
-        else:
-            check_parts(content[len(known.read.content) :], known.read.separators)
+        check_parts(content[known.read.length :], known.read.separators)
         grown = GrownRequest.read(route_of(path), content, known, strictly=tenant is not None)
         body = None if grown is None else grown.body
         if tenant is not None:

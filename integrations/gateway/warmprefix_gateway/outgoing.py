@@ -21,6 +21,7 @@ from warmprefix_requests import (
     SteadyTools,
     StoredHistory,
     prepared,
+    rewrite,
     with_marks,
     with_references,
     with_tools,
@@ -29,7 +30,7 @@ from warmprefix_requests import (
 )
 from warmprefix_requests.marks import CacheMarker
 from warmprefix_requests.retention import RequestPriorities
-from warmprefix_requests.splicing import survives
+from warmprefix_requests.splicing import spliced, survives
 
 __all__ = ["AskedPrompt", "Rules", "outgoing", "with_tenant_salt"]
 
@@ -94,9 +95,10 @@ def outgoing(
         BodyRefusedError: The client's salt could not be replaced.
     """
     processors: list[Processor] = []
-    refer = with_references if grown is None else grown.with_references
+    splice, rewriting = (spliced, rewrite) if grown is None else (grown.spliced, grown.rewritten)
     if rules.references != "off":
-        processors.append(refer(rules.keep_tools, check, earlier, passages=rules.references == "passages"))
+        passages = rules.references == "passages"
+        processors.append(with_references(rules.keep_tools, check, earlier, splice, rewriting, passages=passages))
     if tenant is not None and rules.profile.isolation is not None:
         processors.append(with_tenant_salt(rules.profile.isolation, tenant, salt_key))
     optional: dict[str, Processor] = {"stream_options": with_usage}

@@ -57,14 +57,14 @@ class RequestBody:
             BodyRefusedError: It is too large, or there is no room for it now.
             ClientLeftError: The client left before its end.
         """
-        content = bytearray()
+        pieces: list[bytes] = []
         if length.isascii() and length.isdigit():
             self._check_size(int(length))
         async for piece in self.pieces():
             self._hold(len(piece))
-            content += piece
-            self._check_size(len(content))
-        return bytes(content)
+            pieces.append(piece)
+            self._check_size(self._held_bytes)
+        return b"".join(pieces)
 
     async def decoded(self, content: bytes, encoding: str) -> bytes | None:
         """Return the body without its compression; None if it cannot be read.

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from warmprefix.fair_lru import FairLru
 from warmprefix_gateway.sessions import PromptParts, front_parts
-from warmprefix_requests import StoredHistory, with_references
-from warmprefix_requests.beginnings import NOTHING, Beginning, ReadBody, read_body
-from warmprefix_requests.outgoing import Processor
+from warmprefix_requests import StoredHistory
+from warmprefix_requests.beginnings import NOTHING, Beginning, ReadBody, lengthened, read_body
 from warmprefix_requests.prompts import Path, RewriteRoute, canonical_messages
-from warmprefix_requests.repeats import KnownResults, Rewritten, known_results, rewrite, rewrite_behind
+from warmprefix_requests.repeats import Rewriting, Rewritten, rewrite
 from warmprefix_requests.splicing import spliced
 
 __all__ = ["GrownRequest", "SharedBeginning", "SharedBeginnings"]
@@ -31,23 +30,26 @@ class SharedBeginning(NamedTuple):
 
     read: Beginning
     parts: PromptParts
-    sent: bytes
-    """What went out for it."""
+    sent: tuple[bytes, ...]
+    """What went out for it, in pieces."""
     texts: Mapping[Path, str]
     """The new texts in that, such as references."""
-    results: KnownResults | None
+    rewriting: Rewriting | None
+    """How they were made; never changed, only copied."""
 
     @property
     def size(self) -> int:
         """Bytes in memory, as an upper bound."""
         texts = sum([4 * len(text) for text in self.texts.values()])
-        return self.read.size + len(self.sent) + texts + _BYTES_PER_PART * len(self.parts.digests)
+        rewriting = 0 if self.rewriting is None else self.rewriting.size
+        sent = sum(map(len, self.sent))
+        return self.read.size + sent + texts + _BYTES_PER_PART * len(self.parts.digests) + rewriting
 
 
 class GrownRequest:
     """A request of which a beginning may be known. For one thread at a time."""
 
-    def __init__(self, route: str, content: bytes, read: ReadBody, known: SharedBeginning | None) -> None:
+    def __init__(self, route: str, content: bytes, read: ReadBody, known: SharedBeginning) -> None:
         self.body = read.body
         """The body, as `json.loads` returns it."""
         self.new_body = read.new
@@ -56,64 +58,57 @@ class GrownRequest:
         first = len(read.known.items)
         self._items = max(len(read.body[read.name]) - _LATEST, first)
         parts = front_parts(read.body)
-        if known is not None and known.parts.digests[0] == parts.digests[0]:
+        if known.parts.digests[0] == parts.digests[0]:
             parts = known.parts
         else:
             first = 0
         self._parts = parts.followed_by(canonical_messages(route, read.body, first, self._items))
         self.parts = self._parts.followed_by(canonical_messages(route, read.body, self._items))
         """What `prompt_parts` returns for the body."""
-        self._sent: tuple[bytes, Mapping[Path, str]] | None = None
-        self._results: KnownResults | None = None
+        self._sent: tuple[tuple[bytes, ...], Mapping[Path, str]] | None = None
+        self._rewriting: Rewriting | None = None
         self._is_refuted = False
 
     @classmethod
-    def read(
-        cls, route: str | None, content: bytes, known: SharedBeginning | None, *, strictly: bool
-    ) -> GrownRequest | None:
+    def read(cls, route: str | None, content: bytes, known: SharedBeginning, *, strictly: bool) -> GrownRequest | None:
         """Read a request; return None if it is small, or must be read in another way. O(bytes that are not known)."""
         if len(content) < _STEP or route in (None, "completions"):
             return None
         assert route is not None
-        read = read_body(route, content, NOTHING if known is None else known.read, strictly=strictly)
+        read = read_body(route, content, known.read, strictly=strictly)
         return None if read is None else cls(route, content, read, known)
 
-    def with_references(
+    def rewritten(
         self,
-        keep_tools: Collection[str],
+        route: RewriteRoute,
+        body: Mapping[str, Any],
+        *,
         check: Callable[[], object] | None,
         earlier: StoredHistory | None,
-        *,
-        passages: bool,
-    ) -> Processor:
-        """Return a processor as `with_references` does. With `passages`, it looks at all results."""
-        rewriting = rewrite if passages else self.rewritten
-        return with_references(keep_tools, check, earlier, self.spliced, rewriting, passages=passages)
-
-    def rewritten(
-        self, route: RewriteRoute, body: Mapping[str, Any], *, earlier: StoredHistory | None = None, **options: Any
+        **options: Any,
     ) -> Rewritten:
-        """Return what `rewrite` returns; of the request's own body, only new results are looked at if all are new."""
-        if body is not self.body or earlier is not None:
-            return rewrite(route, body, earlier=earlier, **options)
-        known, first = None if self._known is None else self._known.results, len(self._read.known.items)
-        made = rewrite_behind(route, body, known, first) or rewrite(route, body, **options)
-        self._results = known_results(route, body, made, known, first, self._items)
-        return made
+        """Return what `rewrite` returns; of the request's own body, only new messages are looked at."""
+        known = self._known.rewriting
+        begun = Rewriting(route, body, None, **options) if known is None else known.copy()
+        if body is not self.body or earlier is not None or begun.leaves(body):
+            return rewrite(route, body, check=check, earlier=earlier, **options)
+        begun.read(body, self._items, check)
+        self._rewriting, whole = begun, begun.copy()
+        whole.read(body, None, check)
+        return whole.rewritten(body)
 
     def spliced(self, content: bytes, texts: Mapping[Path, str]) -> bytes:
         """Return what `spliced` returns; of the request's own content, the known beginning is not read again."""
         first = len(self._read.known.items)
         old = {path: text for path, text in texts.items() if path[1] < first}  # type: ignore[operator]
-        sent, sent_texts = (b"", {}) if self._known is None else (self._known.sent, self._known.texts)
-        if content is not self._content or old != sent_texts:
+        if content is not self._content or old != self._known.texts:
             self._is_refuted = content is self._content
             return spliced(content, texts)
         new = {path: text for path, text in texts.items() if path not in old}
         front, rest = self._read.spliced(new, self._items)
-        begun = sent + front
-        self._sent = begun, {path: text for path, text in texts.items() if path[1] < self._items}  # type: ignore[operator]
-        return begun + rest
+        begun = {path: text for path, text in texts.items() if path[1] < self._items}  # type: ignore[operator]
+        self._sent = lengthened(self._known.sent, front), begun
+        return b"".join((*self._known.sent, front, rest))
 
     def beginning(self) -> SharedBeginning | None:
         """Return the beginning for the next request; None if there is none. O(bytes)."""
@@ -122,8 +117,11 @@ class GrownRequest:
         if self._items == len(self._read.known.items):
             return self._known
         read = self._read.beginning(self._items)
-        sent, texts = self._sent or (read.content, {})
-        return SharedBeginning(read, self._parts, sent, texts, self._results)
+        sent, texts = self._sent or (read.pieces, {})
+        return SharedBeginning(read, self._parts, sent, texts, self._rewriting)
+
+
+_Key = tuple[str | None, str, int]
 
 
 class SharedBeginnings:
@@ -135,9 +133,12 @@ class SharedBeginnings:
         max_bytes: Memory for all of them.
     """
 
+    none = SharedBeginning(NOTHING, PromptParts((b"",), (0,), (0,), "", 1, ()), (), {}, None)
+    """What is known of a request that begins like no other."""
+
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._known: FairLru[tuple[str | None, str, int], SharedBeginning] = FairLru()
+        self._known: FairLru[_Key, SharedBeginning] = FairLru()
 
     def __len__(self) -> int:
         return len(self._known)
@@ -147,21 +148,24 @@ class SharedBeginnings:
         """Bytes of all beginnings."""
         return self._known.size
 
-    def find(self, tenant: str | None, kind: str, content: bytes) -> SharedBeginning | None:
-        """Return the longest beginning of a request of this kind. O(bytes)."""
-        for number in reversed(_sampled(content)):
-            known = self._known.get((tenant, kind, number))
-            if known is not None and content.startswith(known.read.content):
-                return self._known.use((tenant, kind, number))
-        return None
+    def find(self, tenant: str | None, kind: str, content: bytes) -> tuple[Sequence[_Key], SharedBeginning]:
+        """Return the keys for beginnings of a request of this kind, and the longest known one. O(bytes)."""
+        keys = [(tenant, kind, number) for number in _sampled(content)]
+        for key in reversed(keys):
+            known = self._known.get(key)
+            if known is not None and known.read.begins(content):
+                self._known.use(key)
+                return keys, known
+        return keys, self.none
 
-    def keep(self, tenant: str | None, kind: str, known: SharedBeginning | None, new: SharedBeginning | None) -> None:
-        """Keep a request's beginning in place of the one that was known."""
-        if known is not None and known is not new:
-            self._known.pop((tenant, kind, _sampled(known.read.content)[-1]))
-        if new is None or len(new.read.content) < _STEP or (size := new.size) > self._max_bytes // _LARGEST_SHARE:
+    def keep(self, keys: Sequence[_Key], known: SharedBeginning, new: SharedBeginning | None) -> None:
+        """Keep the beginning of the request with these keys in place of the one that was known."""
+        if known is not self.none and known is not new:
+            self._known.pop(keys[known.read.length // _STEP - 1])
+        if new is None or new.read.length < _STEP or (size := new.size) > self._max_bytes // _LARGEST_SHARE:
             return
-        self._known.put((tenant, kind, _sampled(new.read.content)[-1]), new, tenant, size)
+        key = keys[new.read.length // _STEP - 1]
+        self._known.put(key, new, key[0], size)
         while self._known.size > self._max_bytes:
             self._known.evict()
 

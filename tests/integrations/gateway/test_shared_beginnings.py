@@ -133,7 +133,7 @@ def check(seed: int, requests: int = 30, references: References = "exact") -> in
             if content is None:
                 sessions.remove(session)
                 continue
-            known += offices[0].beginnings.find(tenant, f"{route} None", content) is not None
+            known += offices[0].beginnings.find(tenant, f"{route} None", content)[1] is not SharedBeginnings.none
             results = [await outcome(office, content, PATHS[route], tenant) for office in offices]
             assert results[0] == results[1]
         for office in offices:
@@ -159,15 +159,13 @@ def test_known_beginnings_change_no_byte_in_many_sessions() -> None:
 
 def grown(contents: Sequence[bytes]) -> tuple[SharedBeginning, GrownRequest]:
     """Return what the first of two requests leaves for the second, and the second."""
-    known: SharedBeginning | None = None
-    before: SharedBeginning | None = None
+    known = before = SharedBeginnings.none
     request: GrownRequest | None = None
     for content in contents:
         request = GrownRequest.read("chat", content, known, strictly=False)
         assert request is not None
         request.spliced(content, rewrite("chat", request.body).texts)
-        known, before = request.beginning(), known
-    assert before is not None
+        known, before = request.beginning() or SharedBeginnings.none, known
     assert request is not None
     return before, request
 
@@ -208,19 +206,20 @@ def test_memory_is_bounded_and_fair() -> None:
         contents = growing(seed)
         known, _ = grown(contents)
         tenant = "small" if seed == 0 else "large"
-        beginnings.keep(tenant, "chat", None, known)
-        assert beginnings.find(tenant, "chat", contents[1]) is known
-        assert (
-            beginnings.find("third", "chat", contents[1]) is beginnings.find(tenant, "responses", contents[1]) is None
-        )
+        keys, before = beginnings.find(tenant, "chat", contents[1])
+        assert before is SharedBeginnings.none
+        beginnings.keep(keys, before, known)
+        assert beginnings.find(tenant, "chat", contents[1]) == (keys, known)
+        assert beginnings.find("third", "chat", contents[1])[1] is SharedBeginnings.none
+        assert beginnings.find(tenant, "responses", contents[1])[1] is SharedBeginnings.none
         assert beginnings.size <= 4_000_000
     assert 3 < len(beginnings) < 60
-    assert beginnings.find("small", "chat", growing(0)[1]) is not None
+    assert beginnings.find("small", "chat", growing(0)[1])[1] is not SharedBeginnings.none
     contents = growing(59)
-    last = beginnings.find("large", "chat", contents[1])
-    assert last is not None
-    beginnings.keep("large", "chat", last, None)
-    assert beginnings.find("large", "chat", contents[1]) is None
+    keys, last = beginnings.find("large", "chat", contents[1])
+    assert last is not SharedBeginnings.none
+    beginnings.keep(keys, last, None)
+    assert beginnings.find("large", "chat", contents[1]) == (keys, SharedBeginnings.none)
 
 
 @pytest.mark.parametrize(
@@ -231,11 +230,50 @@ def test_a_beginning_takes_no_more_memory_than_it_counts(value: str) -> None:
     content = f'{{"messages": [{",".join([message] * 8)}]}}'.encode()
     tracemalloc.start()
     try:
-        request = GrownRequest.read("chat", content, None, strictly=False)
+        request = GrownRequest.read("chat", content, SharedBeginnings.none, strictly=False)
         known = None if request is None else request.beginning()
         del request
         used, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert known is not None
+    assert used <= known.size
+
+
+def session_with_results(rng: random.Random, kind: str) -> bytes:
+    """Return a request with calls and results of one kind, of which some are repeated."""
+    paragraphs = [text(rng, 60) + "." * 200 for _ in range(200)]
+    contents = {
+        "long": lambda: text(rng, 900),
+        "short": lambda: f"{rng.random()}",
+        "outputs": lambda: f" {rng.random()} {'漢' * 400}\n",
+        "paragraphs": lambda: "\n\n".join(rng.choices(paragraphs, k=6)),
+        "in JSON": lambda: json.dumps({"output": text(rng, 90), "exit": rng.random()}, ensure_ascii=False),
+    }
+    results, messages = list[str](), list[dict[str, Any]]()
+    for number in range(300):
+        results.append(rng.choice(results) if number % 4 == 3 else contents[kind]())
+        function = {"name": "read", "arguments": json.dumps({"path": f"{number % 200} {'x' * rng.randrange(300)}"})}
+        messages.append({"role": "assistant", "tool_calls": [{"id": f"call{number}", "function": function}]})
+        messages.append({"role": "tool", "tool_call_id": f"call{number}", "content": results[-1]})
+    return json.dumps({"messages": messages}).encode()
+
+
+@pytest.mark.parametrize("passages", [False, True])
+@pytest.mark.parametrize("kind", ["long", "short", "outputs", "paragraphs", "in JSON"])
+def test_what_was_rewritten_takes_no_more_memory_than_it_counts(kind: str, passages: bool) -> None:
+    content = session_with_results(random.Random(1), kind)
+    tracemalloc.start()
+    try:
+        request = GrownRequest.read("chat", content, SharedBeginnings.none, strictly=False)
+        assert request is not None
+        made = request.rewritten("chat", request.body, check=None, earlier=None, keep_tools=(), passages=passages)
+        request.spliced(content, made.texts)
+        known = request.beginning()
+        del request, made
+        used, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert known is not None
+    assert known.rewriting is not None
     assert used <= known.size
