@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -66,19 +67,17 @@ def _remove_from_opencode(home: Home, command: Path) -> None:
     file.write_text(json.dumps(settings))
 
 
-def _openclaw(home: Home, command: Path, *arguments: str | Path) -> None:
-    home.run(command, *arguments, PATH=f"{command.parents[2] / 'bin'}:{os.environ['PATH']}")  # it needs Node 24
+def _openclaw(home: Home, command: Path, *arguments: str) -> None:
+    path = f"{command.parent}:{command.parents[2] / 'bin'}:{os.environ['PATH']}"  # it needs Node 24
+    home.run(_PLUGINS / "openclaw" / "warmprefix-plugin", *arguments, PATH=path)
 
 
 def _install_in_openclaw(home: Home, command: Path) -> None:
-    _openclaw(home, command, "plugins", "install", "--force", "--accept-capabilities", _PLUGINS / "openclaw")
-    _openclaw(home, command, "models", "set", f"warmprefix/{home.model}")
-    _openclaw(home, command, "models", "fallbacks", "add", f"vllm/{home.model}")
+    _openclaw(home, command, "install")
 
 
 def _remove_from_openclaw(home: Home, command: Path) -> None:
-    _openclaw(home, command, "models", "set", f"vllm/{home.model}")
-    _openclaw(home, command, "plugins", "uninstall", "--force", "warmprefix")
+    _openclaw(home, command, "remove")
 
 
 def install_packages(home: Home) -> None:
@@ -93,19 +92,16 @@ def with_packages(home: Home) -> Home:
 
 
 def _install_in_hermes(home: Home, command: Path) -> None:
-    install_packages(home)
-    with_packages(home).run(command, "plugins", "enable", "warmprefix", "--no-allow-tool-override")
+    clone = home.folder / "warmprefix"  # what is not committed is tested, too
+    for part in ("core", "integrations"):
+        shutil.copytree(ROOT / part, clone / part, ignore=shutil.ignore_patterns("__pycache__"))
+    for step in (("init",), ("add", "."), ("-c", "user.name=x", "-c", "user.email=x", "commit", "-m", "x")):
+        home.run("git", "-C", clone, *step)
+    home.run(command, "plugins", "install", "--enable", clone.as_uri())
 
 
 def _remove_from_hermes(home: Home, command: Path) -> None:
-    with_packages(home).run(command, "plugins", "disable", "warmprefix")
-
-
-def _hermes() -> PluggedAgent:
-    agent = _plugged("Hermes", _install_in_hermes, _remove_from_hermes)
-    program = agent.program
-    asks = program._replace(ask=lambda home, *rest: program.ask(with_packages(home), *rest))
-    return agent._replace(program=asks, uses_gateway=False)
+    home.run(command, "plugins", "remove", "warmprefix")
 
 
 def _claude_code() -> PluggedAgent:
@@ -123,6 +119,6 @@ def _claude_code() -> PluggedAgent:
 PLUGGED = (
     _plugged("OpenCode", _install_in_opencode, _remove_from_opencode),
     _plugged("OpenClaw", _install_in_openclaw, _remove_from_openclaw),
-    _hermes(),
+    _plugged("Hermes", _install_in_hermes, _remove_from_hermes)._replace(uses_gateway=False),
     _claude_code(),
 )

@@ -1,33 +1,49 @@
 // Sends the requests of one OpenCode provider through a warmprefix gateway, with the session's id and the application's
-// name. If no gateway answers at the start, the provider keeps its own address. Options, or variables of the environment:
+// name. A request that finds no gateway goes to the provider's own address. Options, or variables of the environment:
 // `provider` or WARMPREFIX_PROVIDER, by default that of the model in opencode.json; `gateway` or WARMPREFIX_GATEWAY.
-
-const PROBE_MS = 2000;
-
-async function answers(gateway) {
-  try {
-    return (await fetch(`${gateway}/health`, { signal: AbortSignal.timeout(PROBE_MS) })).ok;
-  } catch {
-    return false;
-  }
-}
 
 export const WarmprefixPlugin = async (_input, options) => {
   const gateway = (options?.gateway ?? process.env.WARMPREFIX_GATEWAY ?? "http://127.0.0.1:8080").replace(/\/+$/, "");
   let id = options?.provider ?? process.env.WARMPREFIX_PROVIDER;
   let isUsed = false;
+  let isWarned = false;
+
+  const throughGateway = (own, send) => async (url, init) => {
+    const path = String(url);
+    if (!path.startsWith(own)) {
+      return send(url, init);
+    }
+    try {
+      const answer = await send(`${gateway}/v1${path.slice(own.length)}`, init);
+      isWarned = false;
+      return answer;
+    } catch (error) {
+      if (init?.signal?.aborted) {
+        throw error;
+      }
+      const headers = new Headers(init?.headers);
+      headers.delete("x-session-id");
+      headers.delete("x-warmprefix-application");
+      const answer = await send(url, { ...init, headers });
+      if (!isWarned) {
+        isWarned = true;
+        console.warn(`warmprefix: no gateway at ${gateway}, so ${id} is asked without it`);
+      }
+      return answer;
+    }
+  };
+
   return {
     config: async (config) => {
       id ??= config?.model?.split("/")[0];
       const provider = config?.provider?.[id];
-      if (!provider?.options?.baseURL) {
+      const own = provider?.options?.baseURL?.replace(/\/+$/, "");
+      if (!own) {
         console.warn(`warmprefix: the provider ${id} has no address in opencode.json, so nothing changes`);
-      } else if (!(await answers(gateway))) {
-        console.warn(`warmprefix: no gateway at ${gateway}, so ${id} is asked without it`);
-      } else {
-        provider.options = { ...provider.options, baseURL: `${gateway}/v1` };
-        isUsed = true;
+        return;
       }
+      provider.options.fetch = throughGateway(own, provider.options.fetch ?? fetch);
+      isUsed = true;
     },
     "chat.headers": async (input, output) => {
       if (isUsed && output?.headers && [input?.provider?.info?.id, input?.model?.providerID].includes(id)) {

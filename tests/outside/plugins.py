@@ -275,7 +275,8 @@ def test_litellms_proxy(litellm: tuple[Servers, Path], is_there: bool) -> None:
     environment |= {**home.variables, GATEWAY: gateway}
     listens = ("--host", "127.0.0.1", "--port", f"{port}")
     command: list[str | Path] = [programs / "litellm", "--config", home.folder / "litellm.yaml", *listens]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as proxy:
+    log = home.folder / "litellm.log"
+    with log.open("wb") as file, subprocess.Popen(command, env=environment, stdout=file, stderr=file) as proxy:
         try:
             client = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=key, max_retries=15)  # until it listens
             for stream in (False, True):
@@ -291,6 +292,7 @@ def test_litellms_proxy(litellm: tuple[Servers, Path], is_there: bool) -> None:
                 assert SPOKEN in text
         finally:
             proxy.terminate()
+    assert log.read_text().count("no gateway at ") == (0 if is_there else 1)
     assert len(servers.arrived.requests) == 2
     assert servers.header("x-session-id") == (["talk 7"] * 2 if is_there else [])
     assert servers.header("x-warmprefix-application") == (["LiteLLM"] * 2 if is_there else [])

@@ -17,27 +17,38 @@ PLUGINS = Path(__file__).parents[3] / "integrations"
 OPENCODE = """
 import { WarmprefixPlugin } from "./opencode/warmprefix.js";
 const asked = [];
-globalThis.fetch = async (url) => {
-  asked.push(url);
-  if (process.argv[1] !== "there") { throw new Error("refused"); }
-  return { ok: true };
+let isThere = process.argv[1] === "there";
+globalThis.fetch = async (url, init) => {
+  asked.push([String(url), Object.fromEntries(new Headers(init?.headers))]);
+  if (!isThere && String(url).startsWith("http://127.0.0.1:8080")) { throw new TypeError("refused"); }
+  return url;
 };
 const config = {
   model: "vllm/qwen",
-  provider: { vllm: { options: { baseURL: "http://vllm/v1", apiKey: "k" } }, other: { options: { baseURL: "o" } } },
+  provider: { vllm: { options: { baseURL: "http://vllm/v1/", apiKey: "k" } }, other: { options: { baseURL: "o" } } },
 };
 const hooks = await WarmprefixPlugin({}, undefined);
 await hooks.config(config);
 const sent = {};
 for (const id of ["vllm", "other"]) {
-  const output = { headers: {} };
+  const output = { headers: { a: "b" } };
   await hooks["chat.headers"]({ sessionID: "ses_1", model: { providerID: id } }, output);
   sent[id] = output.headers;
 }
+const { fetch: ask, ...options } = config.provider.vllm.options;
+const answers = [];
+for (const url of ["http://vllm/v1/chat/completions", "http://vllm/v1/chat/completions", "http://elsewhere/v1"]) {
+  answers.push(await ask(url, { headers: sent.vllm }));
+}
+isThere = !isThere;  // it ends, or it starts
+answers.push(await ask("http://vllm/v1/chat/completions", { headers: sent.vllm }));
+isThere = false;
+const signal = AbortSignal.abort();
+const left = await ask("http://vllm/v1/chat/completions", { signal }).catch((error) => error.message);
 const empty = await WarmprefixPlugin({});  // another version of OpenCode
 await empty.config({});
 await empty["chat.headers"]({}, {});
-console.log(JSON.stringify({ provider: config.provider, sent, asked }));
+console.log(JSON.stringify({ options, other: config.provider.other, sent, asked, answers, left }));
 """
 
 OPENCLAW = """
@@ -72,20 +83,27 @@ def run(program: str, argument: str) -> tuple[Any, str]:
     return json.loads(done.stdout), done.stderr
 
 
-def test_opencodes_provider_goes_through_the_gateway() -> None:
+OWN, THROUGH = "http://vllm/v1/chat/completions", "http://127.0.0.1:8080/v1/chat/completions"
+
+
+def test_opencodes_provider_goes_through_the_gateway_until_it_ends() -> None:
     result, warnings = run(OPENCODE, "there")
-    assert result["provider"]["vllm"] == {"options": {"baseURL": "http://127.0.0.1:8080/v1", "apiKey": "k"}}
-    assert result["provider"]["other"] == {"options": {"baseURL": "o"}}
-    assert result["sent"]["vllm"] == {"x-session-id": "ses_1", "x-warmprefix-application": "OpenCode"}
-    assert result["sent"]["other"] == {}
-    assert result["asked"] == ["http://127.0.0.1:8080/health"]
+    assert result["options"] == {"baseURL": "http://vllm/v1/", "apiKey": "k"}
+    assert result["other"] == {"options": {"baseURL": "o"}}
+    named = {"x-session-id": "ses_1", "x-warmprefix-application": "OpenCode"}
+    assert result["sent"] == {"vllm": {"a": "b", **named}, "other": {"a": "b"}}
+    assert result["answers"] == [THROUGH, THROUGH, "http://elsewhere/v1", OWN]
+    assert result["asked"][0] == [THROUGH, {"a": "b", **named}]
+    assert result["asked"][4] == [OWN, {"a": "b"}]  # no engine gets what is for the gateway
+    assert result["left"] == "refused"
+    assert len(result["asked"]) == 6  # the request that its client left is not sent again
+    assert warnings.count("no gateway at http://127.0.0.1:8080") == 1
     assert "the provider undefined has no address" in warnings  # of the configuration without one
 
 
-def test_without_a_gateway_opencodes_provider_stays_and_one_warning_says_so() -> None:
+def test_without_a_gateway_opencodes_provider_is_asked_itself_and_one_warning_says_so() -> None:
     result, warnings = run(OPENCODE, "absent")
-    assert result["provider"]["vllm"] == {"options": {"baseURL": "http://vllm/v1", "apiKey": "k"}}
-    assert result["sent"] == {"vllm": {}, "other": {}}
+    assert result["answers"] == [OWN, OWN, "http://elsewhere/v1", THROUGH]
     assert warnings.count("no gateway at http://127.0.0.1:8080") == 1
 
 
@@ -107,6 +125,25 @@ def test_without_a_gateway_openclaw_has_no_such_models_and_one_warning_says_so()
     assert result["catalog"] is None
     assert result["dynamic"] == [None, None]  # so that a fallback is taken at once
     assert len([text for text in result["warned"] if "no gateway at http://127.0.0.1:8080" in text]) == 1
+
+
+def test_openclaws_command_selects_the_gateways_model_and_removes_it_again(tmp_path: Path) -> None:
+    stand_in = f'echo "$*" >> {tmp_path}/asked\ncase "$*" in *--plain) echo vllm/org/qwen ;; esac'
+    (tmp_path / "openclaw").write_text(f"#!/bin/sh\n{stand_in}\n")
+    (tmp_path / "openclaw").chmod(0o755)
+
+    def asked(*arguments: str) -> list[str]:
+        (tmp_path / "asked").write_text("")
+        command: list[str | Path] = [PLUGINS / "openclaw" / "warmprefix-plugin", *arguments]
+        subprocess.run(command, env={"PATH": f"{tmp_path}:/bin:/usr/bin"}, capture_output=True, check=True)
+        return [line for line in (tmp_path / "asked").read_text().splitlines() if not line.endswith("--plain")]
+
+    install = f"plugins install --force --accept-capabilities {PLUGINS / 'openclaw'}"
+    own = "models fallbacks add vllm/org/qwen"
+    assert asked("install") == [install, "models set warmprefix/org/qwen", own]
+    assert asked("install", "glm") == [install, "models set warmprefix/glm", own]
+    removed = ["models set vllm/org/qwen", "models fallbacks remove vllm/org/qwen"]
+    assert asked("remove") == [*removed, "plugins uninstall --force warmprefix"]
 
 
 def test_the_files_of_the_packages_agree() -> None:

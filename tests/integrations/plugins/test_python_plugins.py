@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
+import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from importlib.metadata import EntryPoint
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +21,7 @@ import pytest
 from warmprefix_plugins.hermes import HermesMiddleware, register
 from warmprefix_plugins.litellm_callback import GatewayCallback
 from warmprefix_requests import restored
+from warmprefix_tools.emulator import EmulatorServer
 
 ROOT = Path(__file__).parents[3]
 SEA = "The sea is 3,688 metres deep on average. " * 20
@@ -71,6 +75,14 @@ def test_hermes_finds_the_plugin_by_its_entry_point() -> None:
     )
     assert name == "warmprefix"  # what `hermes plugins enable` names
     assert EntryPoint(name, value, "hermes_agent.plugins").load().register is register
+
+
+def test_hermes_finds_the_plugin_in_its_clone_of_this_repository() -> None:
+    """It looks for the manifest one folder below, and has none of this project's dependencies."""
+    assert "\nname: warmprefix\n" in (ROOT / "integrations" / "plugin.yaml").read_text()
+    load = f"import runpy; print(runpy.run_path({str(ROOT / 'integrations' / '__init__.py')!r})['register'].__module__)"
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", load], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == register.__module__
 
 
 def test_a_hermes_with_both_kinds_of_middleware_uses_the_plugin(hermes: Callable[[set[str] | None], None]) -> None:
@@ -202,3 +214,27 @@ def test_requests_to_others_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("WARMPREFIX_GATEWAY", "http://gateway:9/")
     assert headers_of({"api_base": "http://127.0.0.1:8080/v1"}) is None
     assert headers_of({"api_base": "http://gateway:9/v1"}) is not None
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_failure_without_a_gateway_is_a_warning_until_it_answers(
+    is_there: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        gateway = f"http://127.0.0.1:{free.getsockname()[1]}"
+    with EmulatorServer() if is_there else nullcontext() as engine:
+        if engine is not None:
+            gateway = engine.url
+        callback = GatewayCallback(gateway)
+        failed = {"litellm_params": {"api_base": f"{gateway}/v1/"}}
+        elsewhere = {"litellm_params": {"api_base": "https://api.openai.com/v1"}}
+
+        async def fail_and_recover() -> None:
+            for kwargs in (elsewhere, failed, failed):
+                await callback.async_log_failure_event(kwargs, response_obj=None, start_time=None, end_time=None)
+            assert len(caplog.records) == (0 if is_there else 1)
+            await callback.async_log_success_event(failed, response_obj=None, start_time=None, end_time=None)
+            await callback.async_log_failure_event(failed, response_obj=None, start_time=None, end_time=None)
+
+        asyncio.run(fail_and_recover())
+    assert len([record for record in caplog.records if gateway in record.message]) == (0 if is_there else 2)
