@@ -140,8 +140,8 @@ def photograph(address: str, picture: Path) -> None:
             *(f"--window-size={WIDTH},{HEIGHT}", f"--screenshot={picture}", "--blink-settings=preferredColorScheme=1"),
         ]
         subprocess.run([browser, *flags, address], check=True, capture_output=True, timeout=120)
-    with Image.open(picture) as taken:  # 128 colours take half the bytes, and look the same
-        taken.convert("RGB").quantize(128).save(picture, optimize=True)
+    with Image.open(picture) as taken:  # 128 colours take half the bytes; small marks keep theirs by this method
+        taken.convert("RGB").quantize(128, method=Image.Quantize.MAXCOVERAGE).save(picture, optimize=True)
 
 
 def main(folder: Path, step_seconds: float = STEP_SECONDS) -> None:
