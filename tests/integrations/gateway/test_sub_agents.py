@@ -121,7 +121,7 @@ def start(
             base: Any = {"base_url": gateway_of(*[engine.base_url for engine in engines]).base_url, "api_key": "none"}
             model = ChatOpenAI(**base, model=INSTANT.model, max_retries=0, http_client=client)
             tools: dict[str, Any] = {"tools": [tool(read_file)], "function_tools": [function_tool(read_file)]}
-            aclient = httpx.AsyncClient(event_hooks={"response": [requests.asee]})
+            aclient: Any = httpx.AsyncClient(event_hooks={"response": [requests.asee]})
             openai = AsyncOpenAI(**base, max_retries=0, http_client=aclient)
             for question, instructions in PARENTS.items():
                 given = {"model": model, "agents_model": kind(INSTANT.model, openai), "tasks": TASKS, **tools}
@@ -167,6 +167,7 @@ def test_sub_agents_of_deepagents(start: Started, requests: Requests) -> None:
 @pytest.mark.parametrize("kind", [OpenAIChatCompletionsModel, OpenAIResponsesModel])
 def test_runs_of_openai_agents(start: Started, requests: Requests, kind: Any) -> None:
     async def ask() -> None:
+        names: dict[str, Any] = {}
         for names in start(READ, DELEGATE, kind=kind):
             assert await names["ask"](names["question"], "one") == "All is known."
         await names["close"]()
