@@ -97,7 +97,7 @@ class Choice:
             got = f"got {scores[place]!r}"
             raise ValueError(f"candidate {places[place]} must have a finite score to choose by, {got}")
         sign = 0.25 if self.scores == "similarity" else -0.25  # a quarter, so that no difference overflows
-        values = [sign * score for score in map(float, scores)]
+        values = [sign * float(score) for score in scores]
         if values != sorted(values, reverse=True):
             place = next(i for i in range(1, len(values)) if values[i] > values[i - 1])
             wanted = "descending" if sign > 0 else "ascending"
@@ -142,15 +142,15 @@ def within_noise(runs: Iterable[tuple[Mapping[Any, float], Mapping[Any, float]]]
     >>> within_noise([({"a": 9, "b": 5, "c": 4}, {"a": 0.9, "b": 0.5, "c": 0.3})], k=2)
     0.25
     """
-    differences: list[float] = []
+    found: list[float] = []
     for first, second in runs:
-        losses = []
+        pairs: dict[Any, list[float]] = {key: [] for key in first if key in second}
         for scores in (first, second):
-            ranked = sorted([key for key in first if key in second], key=scores.__getitem__, reverse=True)
-            losses.append(dict(zip(ranked, Choice(k).losses([scores[key] for key in ranked]), strict=True)))
-        differences += [abs(loss - losses[1][key]) for key, loss in losses[0].items() if max(loss, losses[1][key]) > 0]
-    differences = sorted([difference for difference in differences if math.isfinite(difference)])
-    return differences[len(differences) // 2] if differences else 0.0
+            ranked = sorted(pairs, key=scores.__getitem__, reverse=True)
+            for key, loss in zip(ranked, Choice(k).losses([scores[key] for key in ranked]), strict=True):
+                pairs[key].append(loss)
+        found += [abs(a - b) for a, b in pairs.values() if max(a, b) > 0 and math.isfinite(a - b)]
+    return sorted(found)[len(found) // 2] if found else 0.0
 
 
 _NO_PLACE: tuple[LeftOutReason, None] = "rank", None
@@ -245,19 +245,16 @@ class Candidates(NamedTuple):
                 first = sorted(alike.keys() | {*range(len(places))}.difference(free))
                 places, losses = [alike.get(place, places[place]) for place in first], [losses[i] for i in first]
                 k = sum([place < k for place in first])
-        follow = [block for block in listed if block.follows is not None]
+        runs = listed if [block for block in listed if block.follows is not None] else ()
         leaving, entering = choice.near_equals(losses, k)
         if choice.version is not None or callable(choice.twins):
             choice = replace(choice, twins=False, version=None)  # their work is done, and plans are pickled
-        candidates = cls(
-            choice, blocks, positions, places, losses, leaving, entering, newer, listed if follow else (), False
-        )
-        if not candidates.entering and candidates.are_single:
-            return candidates
-        usable = candidates.usable
-        if [i for i in usable if blocks[i].pinned] or candidates.joined(usable):
-            return candidates  # of pinned blocks and of runs, each would restrict the places of others
-        return candidates._replace(are_open=True)
+        can_change = bool(entering) or len(places) < len(blocks)
+        candidates = cls(choice, blocks, positions, places, losses, leaving, entering, newer, runs, can_change)
+        usable = candidates.usable if can_change else ()
+        if [i for i in usable if blocks[i].pinned] or (runs and candidates.joined(usable)):
+            return candidates._replace(are_open=False)  # each would restrict the places of others
+        return candidates
 
     @property
     def k(self) -> int:
@@ -272,8 +269,9 @@ class Candidates(NamedTuple):
     @property
     def usable(self) -> list[int]:
         """Indices of the candidates that may be fed, ascending."""
-        places = self.places[: self.entering.stop]
-        return sorted([i for place in places for i in place])
+        if self.are_single:
+            return [*range(self.entering.stop)]
+        return sorted([i for place in self.places[: self.entering.stop] for i in place])
 
     @property
     def first(self) -> list[int]:

@@ -177,6 +177,7 @@ class PlannedRequest:
             order_annotation=note,
             separator=writer.separator,
             candidates=self.candidates,
+            is_own_order=self.candidates is not None,
         )
 
     @property

@@ -72,24 +72,26 @@ class PathSearch:
         blocks, places, losses, k = candidates.blocks, candidates.places, candidates.losses, candidates.k
         self._tokens = tokens = [block.tokens for block in blocks]
         self._twins: Sequence[int] = ()
+        held: Sequence[int]
         if candidates.are_single:  # the usual case
-            held = [*range(k)]
-            masks: Sequence[int] = [1 << i for i in held]
-            entering = [(i, i) for i in may_enter]
+            held, entering = range(k), [(i, i) for i in may_enter]
+            masks = [1 << i for i in held]
+            total = sum(tokens[:k])
         else:
             held = [i for place in places[:k] for i in place]
             masks = [sum([1 << i for i in place]) for place in places]
             self._twins = [mask for mask in masks if mask.bit_count() > 1]
             entering = [(p, i) for p in candidates.entering for i in places[p] if i in may_enter]
-        total = sum([tokens[places[p][0]] for p in range(k)])
+            total = sum([tokens[place[0]] for place in places[:k]])
         self._enough = behind * total
         mean = total / max(k, 1)
         price, least = _PRICE * mean, least_saved * mean
         gains = [(gain, masks[p]) for p in may_leave if (gain := tokens[places[p][0]] + price * losses[p] - least) > 0]
-        self._gains = sorted(gains, reverse=True)
+        gains.sort(reverse=True)
+        self._gains = gains
         """What it is worth to leave out each place that may stay empty, the best first."""
         self._least = max(min([tokens[i] for i in may_enter], default=0), 1)
-        self._gained = [*accumulate([gain for gain, _ in self._gains], initial=0.0)]
+        self._gained = [*accumulate([gain for gain, _ in gains], initial=0.0)]
         """An upper bound of what so many candidates gain that enter, each of which has the `_least` tokens or more."""
         self._costs = {1 << i: price * losses[p] for p, i in entering}
         self._enter = sum(self._costs)
@@ -100,7 +102,7 @@ class PathSearch:
         self._index = {blocks[i].fingerprint: i for i in [*held, *may_enter]}
         self._saved = {0: 0}
         """The tokens of the first places on each path that was compared."""
-        self._first = sum([1 << place[0] for place in places[:k]])
+        self._first = self._held if not self._twins else sum([1 << place[0] for place in places[:k]])
         self.value, self._best = 0.0, 0
         """The tokens that the best path saves, about, and the path."""
 
@@ -108,7 +110,7 @@ class PathSearch:
         """Compare the resident paths behind the blocks already placed."""
         if (start := view.tree.locate(view.after)) is None:
             return
-        index, edges_left = self._index, _EDGES
+        index, edges_left, gained = self._index, _EDGES, self._gained
         stack: list[tuple[float, TreeNode[bytes], int, int]] = [(math.inf, *start, 0)]
         while stack and edges_left:
             most, node, offset, path = stack.pop()
@@ -119,7 +121,7 @@ class PathSearch:
             path, placed = self.extend(path, keys)
             if placed < len(keys) or not (shared := node.children.keys() & index.keys()):
                 continue
-            children, saved, gained = node.children, self._saved[path], self._gained
+            children, saved = node.children, self._saved[path]
             for key in sorted(shared, key=index.__getitem__, reverse=True):
                 child = children[key]
                 most = saved + (reach := child.reach) + gained[min(reach // self._least, len(gained) - 1)]
@@ -128,16 +130,16 @@ class PathSearch:
 
     def extend(self, path: int, keys: Sequence[bytes]) -> tuple[int, int]:
         """Return a path with the first `keys` that it may hold, and their number; compare all of its parts."""
-        placed, saved = 0, self._saved[path]
+        placed, saved, index = 0, self._saved[path], self._index
         for key in keys:
-            i = self._index.get(key)
+            i = index.get(key)
             if i is None:
                 break
             bit = 1 << i
             longer = path | bit
-            if (longer & self._free).bit_count() > self._places:
+            if bit & self._free and (longer & self._free).bit_count() > self._places:
                 break
-            if self._twins and any((longer & twins).bit_count() > 1 for twins in self._twins):
+            if self._twins and [twins for twins in self._twins if (longer & twins).bit_count() > 1]:
                 break
             if bit & self._held:
                 saved += self._tokens[i]
@@ -223,9 +225,10 @@ class Exposure:
         """Return `may_enter` and `may_leave` of `choose_candidates`."""
         blocks, places, seen = candidates.blocks, candidates.places, self._passages
         limit = candidates.choice.most * (self._requests + FIRST_REQUESTS * self._weight)
-        may_enter = [
-            i for p in candidates.entering for i in places[p] if seen.get(blocks[i].fingerprint, _NEVER)[1] < limit
-        ]
+        may_enter: Sequence[int] = candidates.entering
+        if not candidates.are_single:
+            may_enter = [i for p in may_enter for i in places[p]]
+        may_enter = [i for i in may_enter if seen.get(blocks[i].fingerprint, _NEVER)[1] < limit]
         # A passage that was never fed is likelier the answer to a new question, and so each passage is fed once.
         may_leave = [p for p in candidates.leaving if [i for i in places[p] if blocks[i].fingerprint in seen]]
         return may_enter, may_leave

@@ -75,9 +75,10 @@ class PlanFeedback:
         """Learn from a plan that the model saw, if it is still open; True if it was."""
         state = self._state
         with state.lock:
-            in_time = state.close(plan)
+            mirrored = state.close(plan)
+            in_time = mirrored is not None
             state.metrics.counts["commits" if in_time else "late_commits"] += 1
-            if in_time:
+            if mirrored is not None:
                 scope = state.use(plan.scope)
                 keys = [planned.block.fingerprint for planned in plan.blocks]
                 if plan.opens_prompt:  # a batch was planned long before its requests ran, so each is predicted now
@@ -85,7 +86,7 @@ class PlanFeedback:
                 if report is not _NO_REPORT:
                     self._apply_report(plan, keys, report)
                 if plan.opens_prompt:
-                    state.learn(scope, plan)
+                    state.learn(scope, plan, mirrored)
         if in_time and report.prompt_token_ids is not None:
             self._remember(plan, report.prompt_token_ids)
         return in_time
@@ -94,7 +95,7 @@ class PlanFeedback:
         """Close a plan that the model did not see; True if it was open."""
         check_plan(plan)
         with self._state.lock:
-            was_open = self._state.close(plan)
+            was_open = self._state.close(plan) is not None
             self._state.metrics.counts["abandons"] += was_open
         if was_open:
             self._state.metrics.notify_abandoned(plan)
