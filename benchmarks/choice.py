@@ -197,12 +197,14 @@ def drawn_gold(chosen: Contexts) -> float:
     """Return how many passages of gold as many exchanges feed in the mean, if they are drawn by lot."""
     found = 0
     for seed in range(DRAWS):
-        rng = random.Random(seed)
+        rng, before = random.Random(seed), set[int]()
         for request, order in chosen.requests:
             assert request.choice is not None
             exchanged = sum(left.reason == "exchanged" for left in order.left_out)
             scores = [block.score or 0.0 for block in request.blocks]
-            fed = chance_swaps(scores, request.choice, exchanged, rng, extra=order.entered - exchanged)
+            known = [i for i, key in enumerate(request.keys) if key in before]
+            fed = chance_swaps(scores, request.choice, exchanged, rng, order.entered - exchanged, known)
+            before.update([request.keys[i] for i in fed])
             found += len({request.ids[i] for i in fed} & {*request.source.gold})
     return found / DRAWS
 

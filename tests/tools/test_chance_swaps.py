@@ -47,6 +47,15 @@ def test_all_candidates_enter_about_as_often() -> None:
     assert all(150 < times < 250 for times in entered.values())
 
 
+def test_a_passage_that_was_never_fed_is_not_left_out() -> None:
+    choice, scores = Choice(k=4, keep=0, within=9.0), [5, 5, 5, 5, 5, 5]
+    for seed in range(20):
+        fed = chance_swaps(scores, choice, 2, random.Random(seed), known=[1, 4])
+        assert fed[:3] == [0, 2, 3]
+        assert len(fed) == 4
+    assert chance_swaps(scores, choice, 2, random.Random(0), known=[]) == [0, 1, 2, 3]
+
+
 def test_scores_are_checked() -> None:
     with pytest.raises(ValueError, match="candidate 1"):
         chance_swaps([1.0, 2.0], Choice(k=1), 1, random.Random(0))

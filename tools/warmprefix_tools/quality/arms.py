@@ -266,6 +266,7 @@ def _choosing(name: str, option: ChoiceOption) -> _Arm:
                 " see docs/quality.md"
             )
         planner, served = (ContextPlanner(annotate="none", capacity_tokens=_CACHE_TOKENS) for _ in range(2))
+        before = set[str]()
 
         def make(question: EvidenceQuestion) -> _Made:
             found, choose = question.candidates, option.of(len(question.passages))
@@ -278,7 +279,10 @@ def _choosing(name: str, option: ChoiceOption) -> _Arm:
                 return made
             swaps = sum(left.reason == "exchanged" for left in plan.left_out)
             rng = random.Random(f"{question.id}chance")  # noqa: S311
-            fed = chance_swaps([each.score for each in found], choose, swaps, rng, len(plan.entered or ()) - swaps)
+            scores, extra = [each.score for each in found], len(plan.entered or ()) - swaps
+            known = [position for position, each in enumerate(found) if each.text in before]
+            fed = chance_swaps(scores, choose, swaps, rng, extra, known)
+            before.update([found[position].text for position in fed])
             with served.planning([blocks[position] for position in fed], preamble=system) as plan:
                 return _prompt(plan, question, system)._replace(has_other_evidence=fed[-1] >= choose.k)
 

@@ -68,14 +68,19 @@ class ChanceControl:
     def __init__(self) -> None:
         self._random = random.Random(_SEED)  # noqa: S311
         self._drawn: list[Sequence[int]] = []
+        self._fed = set[int]()
+        """The keys of the passages that were drawn: as for a choice, one that was never fed stays."""
         self._next = 0
 
     def observe(self, request: ReplayRequest, order: ContextOrder) -> None:
         """Receive a request of the choice, and draw for it."""
+        self._drawn.append(self._draw(request, order))
+        self._fed.update([request.keys[i] for i in self._drawn[-1]])
+
+    def _draw(self, request: ReplayRequest, order: ContextOrder) -> Sequence[int]:
         choice = request.choice
         if choice is None:
-            self._drawn.append(request.relevance)
-            return
+            return request.relevance
         exchanged = len(_positions(order, "exchanged"))
         # Each place of a twin or an older version is that of the passage which stands for it.
         places = {i: i for i in range(len(request.blocks))}
@@ -89,8 +94,9 @@ class ChanceControl:
         if k < min(choice.k, len(request.blocks)):
             choice = replace(choice, k=max(k, 1), keep=min(choice.kept, max(k, 1)))
         scores = [score for i in standing if (score := request.blocks[places[i]].score) is not None]
-        drawn = chance_swaps(scores, choice, exchanged, self._random, order.entered - exchanged)
-        self._drawn.append(sorted([standing[i] for i in drawn]))
+        known = [place for place, i in enumerate(standing) if request.keys[i] in self._fed]
+        drawn = chance_swaps(scores, choice, exchanged, self._random, order.entered - exchanged, known)
+        return sorted([standing[i] for i in drawn])
 
     def places(self, request: ReplayRequest) -> Sequence[int]:
         """Return the positions drawn for the next request, in the order of `observe`."""
