@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner
-from warmprefix.planner.state import RequestQueue
+from warmprefix.planner.queue import RequestQueue
 
 
 def block(name: object, tokens: int = 100) -> ContextBlock:
