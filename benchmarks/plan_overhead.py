@@ -1,14 +1,18 @@
 """Cost of planning per request, after 100 requests and after 100,000.
 
-    python benchmarks/plan_overhead.py [--requests 100,10000,100000] [--against FOLDER]
+    python benchmarks/plan_overhead.py [--requests 100,10000,100000] [--choices] [--against FOLDER]
 
-Requests of 15 blocks over 400 Zipf-distributed topics; with a choice, 8 of 20 candidates. Times are those of the CPU.
+Requests of 15 blocks over 400 Zipf-distributed topics. Times are those of the CPU.
+With a choice, plans of 8 out of 20 candidates are timed in turn with plans of the first 8, with and without a tenant,
+and plans of 8 for a tenant that has chosen before; also on the traces with scores in the folder that the environment
+variable WARMPREFIX_TRACES names, at most 1,000 requests each, of which the first hundred do not count. `--choices`
+times nothing else.
 `plan()` and `commit()` are timed on existing blocks. Where `blocks` are timed too, they are made from 4 kB texts,
 which includes hashing, and the prompt is rendered. Text with brackets costs more, because it is searched for possible
 labels. If the published `contextpilot` package is installed, its `reorder()`, which orders and records, is timed on
 the same requests, to compare with our `plan() + commit()` (on at most 1,000 requests: its cost grows with their
-number, and it fails at 1,000 children of one node). Only a run with the default `--requests` is written to
-`results/`.
+number, and it fails at 1,000 children of one node). Only a run with the default `--requests`, or of `--choices`, is
+written to `results/`.
 
 With `--against`, the packages of another checkout are timed at the same time, by the same script: *before*.
 """
@@ -24,15 +28,21 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 
 from common import CLONE, measured_at_once, percentile, print_table, zipf_requests
 from result_files import checkout_commit, write_rows
+from traces import given_files
 from warmprefix import Choice, ContextBlock, ContextPlanner
+from warmprefix_tools.traces.reader import read_trace
 
 SAMPLES = 3_000
 LAST_SERVED = 100
 PEER_CHECKPOINTS = (100, 1_000)
+PLACES, CANDIDATES = 8, 20
+TRACE_REQUESTS, FIRST = 1_000, 100
+"""Requests of a trace, and the first of them, which are not timed."""
 POLICIES = ["coaccess", "relevance", "greedy", "frequency", "context-index"]
 WORDS = ["prefix", "cache", "of", "the", "engine", "holds", "a", "block", "and", "its", "tokens"]
 
@@ -41,15 +51,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", default="100,10000,100000", help="earlier requests, ascending")
     parser.add_argument("--against", type=Path, metavar="FOLDER", help="another checkout to time, too")
+    parser.add_argument("--choices", action="store_true", help="time only plans with a choice, and those next to them")
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     asked: str = arguments.requests
     if arguments.measure:
-        print(json.dumps(measure([int(number) for number in asked.split(",")])))
+        print(json.dumps(measure([int(number) for number in asked.split(",")], arguments.choices)))
         return
     against: Path | None = arguments.against
     checkouts = {"now": CLONE} | ({} if against is None else {"before": against})
-    timed = measured_at_once([__file__, "--requests", asked, "--measure"], checkouts)
+    flags = ["--measure", "--choices"] if arguments.choices else ["--measure"]
+    timed = measured_at_once([__file__, "--requests", asked, *flags], checkouts)
     results: list[dict[str, object]] = timed["now"]
     header = ["", "earlier requests", "p50 µs", "p99 µs"]
     if against is not None:
@@ -58,15 +70,15 @@ def main() -> None:
         for row in results:
             other = before[row["what"], row["earlier_requests"]]
             row |= {"before_p50_us": other["p50_us"], "before_p99_us": other["p99_us"]}
-    if not find_spec("contextpilot"):
+    if not (arguments.choices or find_spec("contextpilot")):
         print("contextpilot is not installed, so it is not timed.\n")
     print_table(header, [[*row.values()] for row in results])
-    if asked == parser.get_default("requests"):
+    if asked == parser.get_default("requests") or arguments.choices:
         made = {} if against is None else {"against": checkout_commit(against)}
         write_rows("plan_overhead", [{**row, "made": made} for row in results], ("what", "earlier_requests"))
 
 
-def measure(checkpoints: list[int]) -> list[dict[str, object]]:
+def measure(checkpoints: list[int], is_choices: bool) -> list[dict[str, object]]:
     """Return a row of times for each way to plan and number of earlier requests."""
     rng = random.Random(1)
     blocks = [ContextBlock(f"block {i}", id=i, tokens=rng.randrange(50, 400)) for i in range(400 * 60)]
@@ -76,10 +88,27 @@ def measure(checkpoints: list[int]) -> list[dict[str, object]]:
         p50, p99 = percentile(times, 50) * 1e6, percentile(times, 99) * 1e6
         results.append({"what": name, "earlier_requests": earlier, "p50_us": round(p50, 1), "p99_us": round(p99, 1)})
 
+    for number in checkpoints[:2]:
+        drawn = islice(zipf_requests(number + SAMPLES, k=20), number + SAMPLES)
+        listed = [[(str(i), blocks[i].tokens, 1 / (rank + 1)) for rank, i in enumerate(request)] for request in drawn]
+        choosing_after(number, listed, report)
+    for path in given_files([]):
+        trace = read_trace(path, TRACE_REQUESTS)
+        scored = [
+            [
+                (json.dumps(id), trace.tokens[id], score)
+                for id, score in zip(request.blocks, request.scores, strict=True)
+            ]
+            for request in trace.requests
+            if len(request.scores) > PLACES
+        ]
+        if len(scored) > FIRST:
+            choosing_after(FIRST, scored, lambda name, n, times, of=trace.name: report(f"{name}, {of}", n, times))  # type: ignore[misc]
+    if is_choices:
+        return results
     for policy in POLICIES:
         planner = ContextPlanner(policy=policy)
         ordering_after(planner, blocks, checkpoints, lambda n, times, name=policy: report(f"plan(), {name}", n, times))  # type: ignore[misc]
-    choosing_after(blocks, checkpoints[:2], report)
     unbounded = ContextPlanner(capacity_tokens=None, max_nodes=10**9)
     ordering_after(unbounded, blocks, checkpoints, lambda n, times: report("plan(), coaccess, unbounded", n, times))
     for name, extra in (("plain text", []), ("text full of [1]", ["[1]"])):
@@ -120,26 +149,42 @@ def ordering_after(
 
 
 def choosing_after(
-    blocks: list[ContextBlock], checkpoints: list[int], report: Callable[[str, int, Sequence[float]], None]
+    earlier: int,
+    requests: Sequence[Sequence[tuple[str, int, float]]],
+    report: Callable[[str, int, Sequence[float]], None],
 ) -> None:
-    """Time plans of 8 blocks and of 8 out of 20 candidates, which begin with these 8, in turn."""
-    planners: dict[str, tuple[ContextPlanner, int, Choice | None]] = {"plan(), 8 blocks": (ContextPlanner(), 8, None)}
-    planners["plan(), 8 of 20 candidates"] = ContextPlanner(), 20, Choice(k=8)
-    times: dict[str, list[float]] = {name: [] for name in planners}
-    for number, request in enumerate(zipf_requests(checkpoints[-1] + SAMPLES, k=20), start=1):
-        listed = [
-            ContextBlock(blocks[i].text, i, blocks[i].tokens, 1 / rank) for rank, i in enumerate(request, start=1)
-        ]
-        for name, (planner, count, choose) in planners.items():
+    """Time plans of the first blocks and of more candidates in turn, once some requests were served.
+
+    Args:
+        earlier: Number of these.
+        requests: The id, tokens and score of each candidate, in relevance order.
+        report: Receives the times of each way to plan.
+    """
+    ways: dict[str, tuple[int, Choice | None, str | None]] = {
+        "8 blocks": (PLACES, None, None),
+        "8 of 20 candidates": (CANDIDATES, Choice(k=PLACES), None),
+        "8 blocks, a tenant": (PLACES, None, "tenant"),
+        "8 of 20 candidates, a tenant": (CANDIDATES, Choice(k=PLACES), "tenant"),
+        "8 blocks, a tenant that has chosen": (PLACES, None, "tenant"),
+    }
+    planners = {name: ContextPlanner() for name in ways}
+    with planners["8 blocks, a tenant that has chosen"].planning(
+        [ContextBlock("one", score=1.0)], tenant="tenant", choose=Choice(k=1)
+    ):
+        pass
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for number, request in enumerate(requests):
+        listed = [ContextBlock(f"block {id}", id, tokens, score) for id, tokens, score in request[:CANDIDATES]]
+        turn = [*ways][number % len(ways) :] + [*ways][: number % len(ways)]  # the first one meets cold blocks
+        for name in turn:
+            count, choose, tenant = ways[name]
             context = listed[:count]
             start = time.thread_time()
-            plan = planner.plan(context, choose=choose)
+            plan = planners[name].plan(context, choose=choose, tenant=tenant)
             times[name].append(time.thread_time() - start)
-            planner.commit(plan)
-        for checkpoint in checkpoints:
-            if number == checkpoint + SAMPLES:
-                for name, taken in times.items():
-                    report(name, checkpoint, taken[-SAMPLES:])
+            planners[name].commit(plan)
+    for name, taken in times.items():
+        report(f"plan(), {name}", earlier, taken[earlier:])
 
 
 def whole(earlier: int, words: list[str]) -> list[float]:
