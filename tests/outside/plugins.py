@@ -272,13 +272,14 @@ def test_litellms_proxy(litellm: tuple[Servers, Path], is_there: bool) -> None:
     )
     key = f"sk-{'7' * 40}"
     environment = {"PATH": os.environ["PATH"], "HOME": str(home.folder), "LITELLM_MASTER_KEY": key}
+    environment["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # in place of the newest from its repository
     environment |= {**home.variables, GATEWAY: gateway}
     listens = ("--host", "127.0.0.1", "--port", f"{port}")
     command: list[str | Path] = [programs / "litellm", "--config", home.folder / "litellm.yaml", *listens]
     log = home.folder / "litellm.log"
     with log.open("wb") as file, subprocess.Popen(command, env=environment, stdout=file, stderr=file) as proxy:
         try:
-            client = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=key, max_retries=15)  # until it listens
+            client = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=key, max_retries=60)  # until it listens
             for stream in (False, True):
                 answer: Any = client.chat.completions.create(
                     model="sea",
