@@ -356,8 +356,9 @@ class PrefixTree(Generic[K]):
 
     def resize(self, capacity_tokens: int) -> None:
         """Change the capacity, and evict down to it."""
-        self.capacity_tokens = capacity_tokens
-        self._fit()
+        if self.capacity_tokens != capacity_tokens:
+            self.capacity_tokens = capacity_tokens
+            self._fit()
 
     def _fit(self) -> None:
         if self.capacity_tokens is not None and self._resident_tokens > self.capacity_tokens:
