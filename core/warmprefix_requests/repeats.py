@@ -306,9 +306,13 @@ class _RewrittenPrompt(Copied):
             named = self._originals.named_in(output)
             self._originals.add(result.call_id, keys if named is None else named[1] if named[0] == "result" else None)
             return text, {}
+        if self._originals.are_named_in(output, text):  # an imitation, of others maybe: what they mean can be endless
+            if self._passages is not None:
+                self._passages.skip(result.call_id)
+            self._originals.add(result.call_id, _UNKNOWN)
+            return text, {}
         sent, references = self._with_passages(result.call_id, text)
-        given = self._originals.restored(sent)  # another text for an imitation
-        self._originals.add(result.call_id, keys if given == text else _Keys(given, bare_output(given).text))
+        self._originals.add(result.call_id, keys)
         return sent, references
 
     def _with_passages(self, call_id: str | None, text: str) -> tuple[str, Mapping[str, str]]:
@@ -370,6 +374,10 @@ class _Keys(NamedTuple):
     output: str | None = None
 
 
+_UNKNOWN = _Keys("")
+"""What an imitation of a reference means: no text that may become a reference."""
+
+
 class _Originals(Copied):
     """The results of a body without references, or what stands for each."""
 
@@ -403,20 +411,30 @@ class _Originals(Copied):
         original = self._named(reference[2])
         return None if original is None else (reference[1], original)
 
+    def are_named_in(self, output: BareOutput, text: str) -> bool:
+        """Return True if `restored` may return another text for this one with this output. O(characters)."""
+        if "ord for word " not in text:
+            return False
+        return self.named_in(output) is not None or any(map(self._passages_named, _PASSAGES.finditer(text)))
+
     def restored(self, text: str) -> str:
         """Return a text with what its references stand for. The originals must be texts."""
         output = bare_output(text)
         named = self.named_in(output)
         if named is None:
-            return _PASSAGES.sub(self._passages_named, text) if "ord for word in " in text else text
+            return _PASSAGES.sub(self._with_named, text) if "ord for word in " in text else text
         what, original = named
         return original.text if what == "result" else output.with_text(bare_output(original.text).text)
 
-    def _passages_named(self, reference: re.Match[str]) -> str:
+    def _with_named(self, reference: re.Match[str]) -> str:
+        return "\n\n".join(self._passages_named(reference) or [reference[0]])
+
+    def _passages_named(self, reference: re.Match[str]) -> list[str]:
+        """Return the passages that a reference stands for; none if one of them is not known."""
         original = self._named(reference[1])
         passages = {} if original is None else self._passages_of(original.text)
         found = [passages.get(quote) for quote in _QUOTE.findall(reference[2])]
-        return reference[0] if None in found else "\n\n".join(map(str, found))
+        return [] if None in found else [str(passage) for passage in found]
 
     def _passages_of(self, text: str) -> Mapping[str, str | None]:
         """Return the passages of a text by their quotes; None for several."""
