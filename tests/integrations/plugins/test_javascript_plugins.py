@@ -21,6 +21,7 @@ let isThere = process.argv[1] === "there";
 globalThis.fetch = async (url, init) => {
   asked.push([String(url), Object.fromEntries(new Headers(init?.headers))]);
   if (!isThere && String(url).startsWith("http://127.0.0.1:8080")) { throw new TypeError("refused"); }
+  if (init?.breaks && String(url).startsWith("http://127.0.0.1:8080/v1")) { throw new TypeError("reset"); }
   return url;
 };
 const config = {
@@ -45,10 +46,13 @@ answers.push(await ask("http://vllm/v1/chat/completions", { headers: sent.vllm }
 isThere = false;
 const signal = AbortSignal.abort();
 const left = await ask("http://vllm/v1/chat/completions", { signal }).catch((error) => error.message);
+isThere = true;
+const broken = await ask("http://vllm/v1/chat/completions", { breaks: true }).catch((error) => error.message);
+const similar = await ask("http://vllm/v1beta/models", {});
 const empty = await WarmprefixPlugin({});  // another version of OpenCode
 await empty.config({});
 await empty["chat.headers"]({}, {});
-console.log(JSON.stringify({ options, other: config.provider.other, sent, asked, answers, left }));
+console.log(JSON.stringify({ options, other: config.provider.other, sent, asked, answers, left, broken, similar }));
 """
 
 OPENCLAW = """
@@ -94,9 +98,13 @@ def test_opencodes_provider_goes_through_the_gateway_until_it_ends() -> None:
     assert result["sent"] == {"vllm": {"a": "b", **named}, "other": {"a": "b"}}
     assert result["answers"] == [THROUGH, THROUGH, "http://elsewhere/v1", OWN]
     assert result["asked"][0] == [THROUGH, {"a": "b", **named}]
-    assert result["asked"][4] == [OWN, {"a": "b"}]  # no engine gets what is for the gateway
+    assert result["asked"][5] == [OWN, {"a": "b"}]  # no engine gets what is for the gateway
+    assert result["asked"][2] == ["http://elsewhere/v1", {"a": "b"}]
     assert result["left"] == "refused"
-    assert len(result["asked"]) == 6  # the request that its client left is not sent again
+    asked = [url for url, _ in result["asked"] if not url.endswith("/health")]
+    assert asked[5:] == [THROUGH, THROUGH, result["similar"]]  # no request that broke is sent again
+    assert result["broken"] == "reset"
+    assert result["similar"] == "http://vllm/v1beta/models"
     assert warnings.count("no gateway at http://127.0.0.1:8080") == 1
     assert "the provider undefined has no address" in warnings  # of the configuration without one
 
@@ -128,22 +136,29 @@ def test_without_a_gateway_openclaw_has_no_such_models_and_one_warning_says_so()
 
 
 def test_openclaws_command_selects_the_gateways_model_and_removes_it_again(tmp_path: Path) -> None:
-    stand_in = f'echo "$*" >> {tmp_path}/asked\ncase "$*" in *--plain) echo vllm/org/qwen ;; esac'
+    stand_in = f'echo "$*" >> {tmp_path}/asked\ncase "$*" in *status*) cat {tmp_path}/model ;; esac'
     (tmp_path / "openclaw").write_text(f"#!/bin/sh\n{stand_in}\n")
     (tmp_path / "openclaw").chmod(0o755)
 
-    def asked(*arguments: str) -> list[str]:
+    def asked(model: str, *arguments: str) -> list[str]:
         (tmp_path / "asked").write_text("")
+        (tmp_path / "model").write_text(model)
+        env = {"PATH": f"{tmp_path}:/bin:/usr/bin", "HOME": f"{tmp_path}/a home"}
         command: list[str | Path] = [PLUGINS / "openclaw" / "warmprefix-plugin", *arguments]
-        subprocess.run(command, env={"PATH": f"{tmp_path}:/bin:/usr/bin"}, capture_output=True, check=True)
+        subprocess.run(command, env=env, capture_output=True, check=True)
         return [line for line in (tmp_path / "asked").read_text().splitlines() if not line.endswith("--plain")]
 
     install = f"plugins install --force --accept-capabilities {PLUGINS / 'openclaw'}"
     own = "models fallbacks add vllm/org/qwen"
-    assert asked("install") == [install, "models set warmprefix/org/qwen", own]
-    assert asked("install", "glm") == [install, "models set warmprefix/glm", own]
-    removed = ["models set vllm/org/qwen", "models fallbacks remove vllm/org/qwen"]
-    assert asked("remove") == [*removed, "plugins uninstall --force warmprefix"]
+    through = "warmprefix/org/qwen"
+    assert asked("vllm/org/qwen", "install", "glm") == [install, "models set warmprefix/glm", own]
+    assert asked("vllm/org/qwen", "install") == [install, f"models set {through}", own]
+    assert asked(through, "install") == [install]
+    removed = ["models fallbacks remove vllm/org/qwen", "plugins uninstall --force warmprefix"]
+    assert asked(through, "remove") == ["models set vllm/org/qwen", *removed]
+    asked("vllm/org/qwen", "install")
+    assert asked("b/chosen", "remove") == removed  # what was selected since then stays
+    assert [*(tmp_path / "a home" / ".openclaw").iterdir()] == []
 
 
 def test_the_files_of_the_packages_agree() -> None:
