@@ -11,6 +11,7 @@ import os
 import urllib.request
 from collections.abc import Mapping
 from typing import Any
+from urllib.error import HTTPError
 
 from warmprefix_plugins.gateway_headers import gateway_headers
 
@@ -66,6 +67,8 @@ class GatewayCallback(CustomLogger):  # pyright: ignore[reportGeneralTypeIssues]
         try:
             with urllib.request.urlopen(f"{self._gateway}health", timeout=_PROBE_SECONDS):  # noqa: S310
                 return True
+        except HTTPError:  # it is there, but its upstreams may not be
+            return True
         except OSError:
             return False
 

@@ -216,15 +216,15 @@ def test_requests_to_others_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) ->
     assert headers_of({"api_base": "http://gateway:9/v1"}) is not None
 
 
-@pytest.mark.parametrize("is_there", [True, False])
+@pytest.mark.parametrize(("is_there", "path"), [(True, ""), (True, "/answers-404"), (False, "")])
 def test_a_failure_without_a_gateway_is_a_warning_until_it_answers(
-    is_there: bool, caplog: pytest.LogCaptureFixture
+    is_there: bool, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         gateway = f"http://127.0.0.1:{free.getsockname()[1]}"
     with EmulatorServer() if is_there else nullcontext() as engine:
         if engine is not None:
-            gateway = engine.url
+            gateway = engine.url + path
         callback = GatewayCallback(gateway)
         failed = {"litellm_params": {"api_base": f"{gateway}/v1/"}}
         elsewhere = {"litellm_params": {"api_base": "https://api.openai.com/v1"}}
