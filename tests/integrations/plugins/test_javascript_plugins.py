@@ -159,6 +159,7 @@ def test_openclaws_command_selects_the_gateways_model_and_removes_it_again(tmp_p
     asked("vllm/org/qwen", "install")
     assert asked("b/chosen", "remove") == removed  # what was selected since then stays
     assert [*(tmp_path / "a home" / ".openclaw").iterdir()] == []
+    assert asked("b/chosen", "remove") == removed[1:]
 
 
 def test_the_files_of_the_packages_agree() -> None:
