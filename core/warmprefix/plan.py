@@ -180,8 +180,9 @@ class ContextPlan:
     """That record, as far as it is known. It travels with the plan, so that a commit needs not read it again."""
     candidates: Candidates | None = field(default=None, repr=False, compare=False)
     """All candidates of the request; None without `choose`."""
-    is_own_order: bool = field(default=False, repr=False, compare=False)
-    """True if its order depends on no other tenant, as that of a batch with candidates."""
+    mirrored: tuple[int, ...] | None = field(default=None, repr=False, compare=False)
+    """Positions of the blocks in the order that would be planned if nothing but the tenant's own requests were known:
+    what the choices of later requests depend on. None without a tenant, or before its first choice."""
 
     @property
     def total_tokens(self) -> int:

@@ -293,15 +293,16 @@ class PlannerMetrics:
 
     def count_choice(self, candidates: Candidates, order: Collection[int]) -> None:
         """Add the positions of the candidates that are fed to the counters; the caller holds the lock."""
-        counts, entered = self.counts, len(candidates.entered(order))
-        exchanged = candidates.k - len(order) + entered
+        counts, entered = self.counts, candidates.entered(order)
         counts["candidate_blocks"] += len(candidates.blocks)
+        if not entered and candidates.are_single:  # what is not fed has no place
+            return
+        reasons = [left.reason for left in candidates.left_out(order)]
+        exchanged = reasons.count("exchanged")
         counts["exchanged_blocks"] += exchanged
-        counts["extra_blocks"] += entered - exchanged
-        if not candidates.are_single:  # else there are no others
-            reasons = [left.reason for left in candidates.left_out(order)]
-            counts["twin_blocks"] += reasons.count("twin")
-            counts["superseded_blocks"] += reasons.count("superseded")
+        counts["extra_blocks"] += len(entered) - exchanged
+        counts["twin_blocks"] += reasons.count("twin")
+        counts["superseded_blocks"] += reasons.count("superseded")
 
     def notify_planned(self, plan: ContextPlan, began: float) -> None:
         """Record the latency since `began`, and notify the observer."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner
-from warmprefix.planner.queue import RequestQueue
+from warmprefix.planner.state import RequestQueue
 
 
 def block(name: object, tokens: int = 100) -> ContextBlock:
@@ -274,7 +274,7 @@ def test_plans_in_flight_are_bounded() -> None:
     queue = RequestQueue()
     keys = [b"%d" % i for i in range(1_000)]
     for i in range(1_000):
-        queue.start(f"plan-{i}", keys[i : i + 1])
+        queue.start(f"plan-{i}", keys[i : i + 1], ())
     assert queue.take(keys, keys)[0] == [(key,) for key in keys[936:]]
     for i in range(1_000):
         queue.flights.pop(f"plan-{i}", None)
@@ -283,9 +283,9 @@ def test_plans_in_flight_are_bounded() -> None:
 
 def test_only_plans_in_flight_that_begin_with_a_block_of_the_request_are_compared() -> None:
     queue = RequestQueue()
-    queue.start("other", [b"x", b"a"])
-    queue.start("own", [b"b", b"x"])
-    queue.start("empty", [])
+    queue.start("other", [b"x", b"a"], ())
+    queue.start("own", [b"b", b"x"], ())
+    queue.start("empty", [], ())
     assert queue.take([b"a", b"b"], [])[0] == [(b"b", b"x")]
 
 

@@ -177,7 +177,6 @@ class PlannedRequest:
             order_annotation=note,
             separator=writer.separator,
             candidates=self.candidates,
-            is_own_order=self.candidates is not None,
         )
 
     @property

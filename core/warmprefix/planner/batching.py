@@ -214,8 +214,8 @@ class BatchSession:
         """Return what each request would be fed if it came alone."""
         with self._state.lock:
             state = self._state.use(scope)
-            choices = state.choices()
-            return [choices.choose(each, state.queue) for each in listed]
+            choices, flights = state.choices(), state.queue.flights.values()
+            return [choices.choose(each, flights) for each in listed]
 
     def _plan_fed(
         self,

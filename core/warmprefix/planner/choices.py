@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from operator import itemgetter
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from warmprefix.choice import Candidates
 from warmprefix.order_sharing import LearnedOrder
 from warmprefix.ordering import OrderingPolicy, PrefixView, ServedBlock
 from warmprefix.ordering.choosing import Exposure, choose_candidates
 from warmprefix.plan import ContextPlan
-from warmprefix.planner.queue import RequestQueue
 from warmprefix.prefix import PrefixTree
 
-__all__ = ["ScopeChoices", "exposure_stats"]
+__all__ = ["Flight", "ScopeChoices", "exposure_stats"]
+
+
+class Flight(NamedTuple):
+    """An open plan whose context opens its prompt."""
+
+    number: int
+    order: tuple[bytes, ...]
+    mirrored: tuple[bytes, ...]
+    """The order of the scope's mirror; empty without one."""
 
 
 class ScopeChoices:
@@ -33,32 +41,29 @@ class ScopeChoices:
         self.is_isolated = is_isolated
         self.exposure = Exposure()
 
-    def choose(self, candidates: Candidates, queue: RequestQueue) -> list[int]:
-        """Return the indices of the candidates to feed, ascending."""
-        in_flight = queue.mirrored() if self.is_isolated else [order for _, order, _ in queue.flights.values()]
+    def choose(self, candidates: Candidates, flights: Iterable[Flight]) -> list[int]:
+        """Return the indices of the candidates to feed, ascending; the `flights` are the scope's open plans."""
+        in_flight = [flight.mirrored if self.is_isolated else flight.order for flight in flights]
         return choose_candidates(candidates, PrefixView(self.tree, (), in_flight), *self.exposure.allowed(candidates))
 
-    def learn(self, order: LearnedOrder, plan: ContextPlan | None, mirrored: Sequence[bytes]) -> None:
-        """Learn an order that a model saw. May raise what a policy does.
-
-        Args:
-            order: The order.
-            plan: Its plan; None for the order of another worker.
-            mirrored: The mirror's own order; empty if that is unknown.
-        """
-        keys, _, ranks = order
+    def learn(self, order: LearnedOrder, plan: ContextPlan | None) -> None:
+        """Learn an order that a model saw; others' orders have no plan. May raise what a policy does."""
+        keys, tokens, ranks = order
         entered = None if plan is None else [keys[ranks.index(position)] for position in plan.entered or ()]
         self.exposure.add(keys, entered)
         if not self.is_isolated:
             return
-        given = {key: (length, rank) for key, length, rank in sorted(zip(*order, strict=True), key=itemgetter(2))}
-        if plan is not None and plan.is_own_order:
-            mirrored = keys
-        elif not mirrored:  # it was ordered by what the engine holds
-            blocks = [ServedBlock(key, *given[key], False) for key in given]
-            mirrored = [blocks[i].fingerprint for i in self.policy.order(blocks, PrefixView(self.tree))]
-        resident = self.tree.insert(mirrored, [given[key][0] for key in mirrored]).blocks
-        self.policy.observe([ServedBlock(key, *given[key], place < resident) for place, key in enumerate(mirrored)])
+        places: Sequence[int] = range(len(keys))
+        if plan is not None and plan.mirrored is not None:
+            places = [ranks.index(position) for position in plan.mirrored]
+        elif plan is None or plan.entered is None:  # ordered by what the engine holds
+            places = sorted(places, key=ranks.__getitem__)
+            blocks = [ServedBlock(keys[i], tokens[i], ranks[i], False) for i in places]
+            places = [places[i] for i in self.policy.order(blocks, PrefixView(self.tree))]
+        resident = self.tree.insert([keys[i] for i in places], [tokens[i] for i in places]).blocks
+        self.policy.observe(
+            [ServedBlock(keys[i], tokens[i], ranks[i], number < resident) for number, i in enumerate(places)]
+        )
 
 
 def exposure_stats(scopes: Sequence[ScopeChoices]) -> dict[str, float | None]:

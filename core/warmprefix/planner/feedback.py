@@ -75,10 +75,9 @@ class PlanFeedback:
         """Learn from a plan that the model saw, if it is still open; True if it was."""
         state = self._state
         with state.lock:
-            mirrored = state.close(plan)
-            in_time = mirrored is not None
+            in_time = state.close(plan)
             state.metrics.counts["commits" if in_time else "late_commits"] += 1
-            if mirrored is not None:
+            if in_time:
                 scope = state.use(plan.scope)
                 keys = [planned.block.fingerprint for planned in plan.blocks]
                 if plan.opens_prompt:  # a batch was planned long before its requests ran, so each is predicted now
@@ -86,7 +85,7 @@ class PlanFeedback:
                 if report is not _NO_REPORT:
                     self._apply_report(plan, keys, report)
                 if plan.opens_prompt:
-                    state.learn(scope, plan, mirrored)
+                    state.learn(scope, plan)
         if in_time and report.prompt_token_ids is not None:
             self._remember(plan, report.prompt_token_ids)
         return in_time
@@ -95,7 +94,7 @@ class PlanFeedback:
         """Close a plan that the model did not see; True if it was open."""
         check_plan(plan)
         with self._state.lock:
-            was_open = self._state.close(plan) is not None
+            was_open = self._state.close(plan)
             self._state.metrics.counts["abandons"] += was_open
         if was_open:
             self._state.metrics.notify_abandoned(plan)

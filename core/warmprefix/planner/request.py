@@ -194,7 +194,7 @@ class RequestPlanner:
             choices = scope.choices()
             if scope.capacity.is_off and not choices.is_isolated:
                 return draft
-            fed = choices.choose(candidates, scope.queue)
+            fed = choices.choose(candidates, scope.queue.flights.values())
         return self._feed(draft, candidates, fed)
 
     def _refer(self, draft: PlanDraft, candidates: Candidates, record: TurnRecord | None) -> PlanDraft:
@@ -254,11 +254,11 @@ class RequestPlanner:
         keys = [block.fingerprint for block in distinct]
         with state.lock:
             queue = scope.queue
-            first = keys
-            if candidates is not None and queue.announced:
-                first = [candidates.blocks[i].fingerprint for i in candidates.first]
+            first = keys if candidates is None else [candidates.blocks[i].fingerprint for i in candidates.first]
             in_flight, waiting = queue.take(keys, first) if queue.announced or queue.flights else ([], [])
             mirror = scope.chosen if candidates is None else scope.choices()
+            if mirror is not None and not (opens_prompt and mirror.is_isolated):
+                mirror = None
             is_left_alone = opens_prompt and scope.capacity.is_off and scope.capacity.keeps_order()
             reorders = opens_prompt and not is_left_alone
             if is_head:
@@ -268,9 +268,13 @@ class RequestPlanner:
             resolved = resolution.blocks
             note = OrderNote(writer, annotation, [label for label, _ in resolved], distinct, joined)
             order: Sequence[int] = range(len(distinct))
+            mirrored = None if mirror is None else order
             if not draft.order_locked:
                 view = PrefixView(scope.tree, (), in_flight, waiting, note.price, scope.reader)
                 order = self._order(scope.policy, distinct, view, note, joined, reorders)
+                if mirror is not None:
+                    view = replace(view, tree=mirror.tree, in_flight=queue.mirrored(keys))
+                    mirrored = self._order(mirror.policy, distinct, view, note, joined, True)
             text, note_tokens = note.written(order)
             positions, templates = draft.positions, writer.templates
             new: type[tuple[object, ...]] = tuple
@@ -303,20 +307,10 @@ class RequestPlanner:
                 separator=writer.separator,
                 parent=resolution.parent,
                 candidates=candidates,
+                mirrored=None if mirrored is None else tuple([positions[i][0] for i in mirrored]),
             )
-            if opens_prompt and mirror is not None and mirror.is_isolated:
-                given = [block.fingerprint for block in distinct]
-                view = PrefixView(mirror.tree, (), (), waiting, note.price, scope.reader)
-
-                def mirrored(in_flight: Sequence[Sequence[bytes]]) -> Sequence[bytes]:
-                    if draft.order_locked:
-                        return given
-                    seen = replace(view, in_flight=[each for each in in_flight if each[0] in given])
-                    return [given[i] for i in self._order(mirror.policy, distinct, seen, note, joined, True)]
-
-                queue.start(plan.id, keys if reorders else (), mirrored)
-            elif reorders:
-                queue.start(plan.id, keys)
+            if reorders or mirrored is not None:
+                queue.start(plan.id, keys if reorders else (), [distinct[i].fingerprint for i in mirrored or ()])
             state.open_plans.add(plan, visit)
             metrics.counts["disabled_plans"] += is_left_alone
             if isinstance(record, PreparedTurn):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import count, islice
 from typing import Any, NamedTuple
 
 from warmprefix.annotate import Templates
@@ -18,9 +19,8 @@ from warmprefix.order_sharing import LearnedOrder, NoSharing, OrderSharing
 from warmprefix.ordering import ServedBlock
 from warmprefix.ordering.positions import PositionProfile, profiles_of_models
 from warmprefix.plan import ContextPlan, Retention, Scope, Touch, tenant_salt
-from warmprefix.planner.choices import ScopeChoices, exposure_stats
+from warmprefix.planner.choices import Flight, ScopeChoices, exposure_stats
 from warmprefix.planner.config import PlannerConfig
-from warmprefix.planner.queue import RequestQueue
 from warmprefix.planner.retention import ScopeRetention, can_touch
 from warmprefix.prefix import PrefixTree
 from warmprefix.residency.capacity import Capacities, Capacity, Visit
@@ -31,8 +31,14 @@ from warmprefix.tokens import CheckedCounter, NoteWriter
 
 __all__ = ["PlannerState", "ScopeState", "make_scope"]
 
+_MOST_ANNOUNCED = 256
 _MOST_RETAINED = 32
 """Scopes whose paths are touched."""
+_MOST_WAITING = 32
+"""Waiting requests that one plan considers, the first ones."""
+_MOST_IN_FLIGHT = 64
+_LONGEST_FLIGHT = 1_000
+"""Later plans after which an open plan no longer counts as in flight: its caller seems to have lost it."""
 
 _NAME_TYPES = {str, type(None)}
 
@@ -93,14 +99,18 @@ class ScopeState:
 
     def choices(self) -> ScopeChoices:
         """Return what choices depend on, made now if new, with the capacity that the engine or the caller states."""
-        stated, tree, policy = self.capacity.stated, self.tree, self.policy
-        is_isolated = self.scope.tenant is not None
+        if self.scope.tenant is None:
+            if self.chosen is None:
+                self.chosen = ScopeChoices(self.tree, self.policy, is_isolated=False)
+            return self.chosen
+        stated = self.capacity.stated
         if self.chosen is None:
-            if is_isolated:
-                tree, policy = PrefixTree(stated, self._config.max_nodes), self._config.new_policy()
-            self.chosen = ScopeChoices(tree, policy, is_isolated)
-        if is_isolated and stated is not None:
-            self.chosen.tree.resize(stated)
+            tree = PrefixTree[bytes](stated, self._config.max_nodes)
+            self.chosen = ScopeChoices(tree, self._config.new_policy(), is_isolated=True)
+        tree = self.chosen.tree
+        if stated is not None and tree.capacity_tokens != stated:
+            tree.capacity_tokens = stated
+            tree.evict(tree.resident_tokens - stated)
         return self.chosen
 
     def predict(self, keys: Sequence[bytes], reorders: bool, opens_prompt: bool) -> tuple[int, Visit | None]:
@@ -120,6 +130,68 @@ class ScopeState:
             else:
                 tokens = self.tree.match_junction(keys).tokens // checkpoints.block * checkpoints.block
         return tokens, visit
+
+
+class RequestQueue:
+    """Announced requests and open plans of one scope. Bounded; callers hold the planner's lock."""
+
+    __slots__ = ("_numbers", "announced", "flights")
+
+    def __init__(self) -> None:
+        self._numbers = count()
+        self.announced: OrderedDict[int, frozenset[bytes]] = OrderedDict()
+        self.flights: OrderedDict[str, Flight] = OrderedDict()
+
+    def announce(self, keys: Iterable[bytes]) -> int:
+        """Add a request that will be planned later; return a number to withdraw it."""
+        number = next(self._numbers)
+        self.announced[number] = frozenset(keys)
+        if len(self.announced) > _MOST_ANNOUNCED:
+            self.announced.popitem(last=False)
+        return number
+
+    def withdraw(self, number: int) -> None:
+        """Remove an announced request, if it is still there."""
+        self.announced.pop(number, None)
+
+    def take(
+        self, keys: Iterable[bytes], first: Iterable[bytes]
+    ) -> tuple[list[tuple[bytes, ...]], list[Collection[bytes]]]:
+        """Remove one announcement of exactly these blocks, or better, of those that relevance alone would feed.
+
+        Returns:
+            The orders of the open plans that begin with one of these blocks, oldest first, and the first of the other
+            announcements.
+        """
+        own = frozenset(keys)
+        if self.announced:
+            for wanted in (frozenset(first), own):
+                number = next((number for number, blocks in self.announced.items() if blocks == wanted), None)
+                if number is not None:
+                    del self.announced[number]
+                    break
+        in_flight = [each.order for each in self.flights.values() if not own.isdisjoint(each.order[:1])]
+        return in_flight, list(islice(self.announced.values(), _MOST_WAITING))
+
+    def mirrored(self, keys: Sequence[bytes]) -> list[Sequence[bytes]]:
+        """Return the mirror's orders of the open plans that begin with one of these blocks, oldest first."""
+        return [each.mirrored for each in self.flights.values() if each.mirrored and each.mirrored[0] in keys]
+
+    def awaits(self, path: Sequence[bytes]) -> bool:
+        """Return True if an announced request has all blocks of a path, which its order can then begin with."""
+        return any(blocks.issuperset(path) for blocks in self.announced.values())
+
+    def start(self, plan_id: str, order: Sequence[bytes], mirrored: Sequence[bytes]) -> None:
+        """Add an open plan whose context opens its prompt."""
+        number = next(self._numbers)
+        self.flights[plan_id] = Flight(number, tuple(order), tuple(mirrored))
+        oldest = next(iter(self.flights.values()))
+        if len(self.flights) > _MOST_IN_FLIGHT or oldest.number < number - _LONGEST_FLIGHT:
+            self.flights.popitem(last=False)
+
+    def __len__(self) -> int:
+        """Return the number of announced requests."""
+        return len(self.announced)
 
 
 class _OpenBatch(NamedTuple):
@@ -289,11 +361,12 @@ class PlannerState:
 
         return learn
 
-    def close(self, plan: ContextPlan) -> Sequence[bytes] | None:
-        """Remove a plan from the open ones; return its order in the mirror, None if it was not open."""
+    def close(self, plan: ContextPlan) -> bool:
+        """Remove a plan from the open ones; True if it was one."""
         scope = self._states.get(plan.scope)
-        mirrored = () if scope is None else scope.queue.end(plan.id)
-        return mirrored if self.open_plans.close(plan) else None
+        if scope is not None:
+            scope.queue.flights.pop(plan.id, None)
+        return self.open_plans.close(plan)
 
     def profile_changed(self) -> None:
         """Forget the capacities that reports suggested under another profile, which explains these reports better."""
@@ -335,8 +408,8 @@ class PlannerState:
             state.capacity.record(touch.scope, named.keys, named.tokens)
             state.tree.touch(*named)
 
-    def learn(self, scope: ScopeState, plan: ContextPlan, mirrored: Sequence[bytes]) -> None:
-        """Learn a planned order that a model saw, and share it with other planners; `mirrored` is the mirror's."""
+    def learn(self, scope: ScopeState, plan: ContextPlan) -> None:
+        """Learn a planned order that a model saw, and share it with other planners."""
         blocks = plan.blocks
         if not blocks:
             return
@@ -345,7 +418,7 @@ class PlannerState:
             [planned.block.tokens for planned in blocks],
             [planned.positions[0] for planned in blocks],
         )
-        self._learn(scope, order, plan, mirrored)
+        self._learn(scope, order, plan)
         self.sharing.publish(scope.scope, order)
 
     def learn_from_others(self, scope: Scope, orders: Sequence[LearnedOrder]) -> None:
@@ -358,9 +431,7 @@ class PlannerState:
                 self._learn(state, order)
                 self.metrics.counts["shared_orders"] += 1
 
-    def _learn(
-        self, state: ScopeState, order: LearnedOrder, plan: ContextPlan | None = None, mirrored: Sequence[bytes] = ()
-    ) -> None:
+    def _learn(self, state: ScopeState, order: LearnedOrder, plan: ContextPlan | None = None) -> None:
         """Add an order that a model saw to the scope's tree, and pass it to its policy. Others' orders have no plan."""
         keys, tokens, ranks = order
         try:
@@ -384,8 +455,7 @@ class PlannerState:
                 self.metrics.degrade("policy")
             try:
                 if state.chosen is not None:
-                    state.queue.mirrored()  # before the mirror changes
-                    state.chosen.learn(order, plan, mirrored)
+                    state.chosen.learn(order, plan)
             except Exception:
                 self.metrics.degrade("policy")
         except BaseException:  # such as KeyboardInterrupt: do not trust a scope that has half learned an order

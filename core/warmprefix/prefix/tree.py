@@ -354,12 +354,6 @@ class PrefixTree(Generic[K]):
                 self._pop_last_block(leaf)
         return before - self._resident_tokens
 
-    def resize(self, capacity_tokens: int) -> None:
-        """Change the capacity, and evict down to it."""
-        if self.capacity_tokens != capacity_tokens:
-            self.capacity_tokens = capacity_tokens
-            self._fit()
-
     def _fit(self) -> None:
         if self.capacity_tokens is not None and self._resident_tokens > self.capacity_tokens:
             self.evict(self._resident_tokens - self.capacity_tokens)

@@ -125,7 +125,9 @@ class Capacity:
         """Evict from a mirror what the capacity leaves no room for."""
         if self.tokens is None:
             return
-        tree.resize(self.tokens)
+        if tree.capacity_tokens != self.tokens:
+            tree.capacity_tokens = self.tokens
+            tree.evict(tree.resident_tokens - self.tokens)
         if self.source != "default" and self._reuse.branches > 1 and isinstance(tree, StampedTree):
             tree.evict_unused(self._reuse.clock.first_within(self.tokens))
 
