@@ -83,7 +83,7 @@ def test_work_ends_when_the_client_leaves(
     gateway = gateway_of(upstream.base_url)
     begun, ended = threading.Event(), threading.Event()
 
-    def endless(*_: object, check: Callable[[], None], **__: object) -> None:
+    def endless(_: object, __: object, ___: object, check: Callable[[], None]) -> None:
         begun.set()
         try:
             while True:
@@ -92,7 +92,7 @@ def test_work_ends_when_the_client_leaves(
             ended.set()
             raise
 
-    monkeypatch.setattr("warmprefix_gateway.shared_beginnings.rewrite", endless)
+    monkeypatch.setattr("warmprefix_gateway.shared_beginnings.Rewriting.read", endless)
     body = repeats(600)
     assert len(body) > LARGE
     host, _, port = gateway.url.removeprefix("http://").rpartition(":")
