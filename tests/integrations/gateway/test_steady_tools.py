@@ -176,13 +176,19 @@ def test_the_beta_stands_behind_those_of_the_client(gateway_of: Make) -> None:
         assert seen == [["one-2026,two-2026"], [f"one-2026,two-2026,{BETA}"]]
 
 
-def test_an_api_that_refuses_gets_all_tools_in_front(gateway_of: Make) -> None:
-    async def refuse(request: Any, writer: Any) -> None:
-        is_refused = b"tool_addition" in request.body
+def refusing(change: bytes) -> Any:
+    """Return an API that takes no such change of tools."""
+
+    async def handle(request: Any, writer: Any) -> None:
+        is_refused = change in request.body
         handler = answer(b'{"type": "error"}', "400 Bad Request") if is_refused else answer(b'{"type": "message"}')
         await handler(request, writer)
 
-    with ScriptedUpstream(refuse) as upstream:
+    return handle
+
+
+def test_an_api_that_refuses_gets_all_tools_in_front(gateway_of: Make) -> None:
+    with ScriptedUpstream(refusing(b"tool_addition")) as upstream:
         gateway = gateway_of(upstream.base_url, steady_tools="behind")
         for turn, names in enumerate(["cb", "abc", "abc", "abc"], 1):
             body = {"model": "m", "max_tokens": 4, "messages": talk(turn), "tools": tools_of(names, chat=False)}
@@ -197,12 +203,7 @@ def test_an_api_that_refuses_gets_all_tools_in_front(gateway_of: Make) -> None:
 
 
 def test_a_change_may_be_refused_after_others_were_taken(gateway_of: Make) -> None:
-    async def refuse(request: Any, writer: Any) -> None:
-        is_refused = b"tool_removal" in request.body
-        handler = answer(b'{"type": "error"}', "400 Bad Request") if is_refused else answer(b'{"type": "message"}')
-        await handler(request, writer)
-
-    with ScriptedUpstream(refuse) as upstream:
+    with ScriptedUpstream(refusing(b"tool_removal")) as upstream:
         gateway = gateway_of(upstream.base_url, steady_tools="behind")
         for turn, names in enumerate(["ab", "abc", "abc", "bc", "bc", "b"], 1):
             body = {"model": "m", "max_tokens": 4, "messages": talk(turn), "tools": tools_of(names, chat=False)}
